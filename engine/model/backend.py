@@ -1,0 +1,90 @@
+"""The seam between device and arithmetic: one ragged batch in, logits and hidden rows out.
+
+The torch reference (`reference.py`), the compiled CPU path and the graph-captured CUDA path are backends; the
+device above them owns sequences, sampling, drafting and spilling and never looks at a weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engine.model.config import ModelConfig
+from engine.model.kv import PagedKV
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Flat rows of several sequences; rows `row_offsets[i]..row_offsets[i+1]-1` belong to segment `i`.
+
+    A row reads all KV of its own segment at positions up to its own (causal) and writes its own. All rows of a
+    batch are written before any is read, so that rows of one segment see each other.
+    """
+
+    tokens: torch.Tensor
+    """int64 `[rows]` on the backend's device."""
+    positions: torch.Tensor
+    """int64 `[rows]` on the backend's device; consecutive within a segment."""
+    row_offsets: tuple[int, ...]
+    """Host numbers, `segments + 1` of them, from 0 to `rows`."""
+    starts: tuple[int, ...]
+    """Host numbers `[segments]`: the position of each segment's first row."""
+    block_tables: torch.Tensor
+    """int32 `[segments, max_blocks]` on the backend's device, padded with 0. The KV row of position `p` is
+    `[table[p // block_size], p % block_size]`."""
+    logit_rows: tuple[int, ...]
+    """Row indices (ascending) whose logits are wanted; empty for a prompt chunk."""
+    greedy: bool = False
+    """Only the argmax of the logit rows is wanted; `Output.logits` may then stay None."""
+    taps: tuple[int, ...] = ()
+    """Layers (0-based, ascending) after which the residual stream is returned for every row."""
+    layers: tuple[int, ...] | None = None
+    """Run only these layers (self-speculation); None: all. Skipped layers write no KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    argmax: torch.Tensor
+    """int64 `[len(logit_rows)]`: first index of the largest float32 logit."""
+    logits: torch.Tensor | None
+    """float32 `[len(logit_rows), vocab]`; always there unless `Batch.greedy`."""
+    hidden: torch.Tensor | None
+    """`[rows, len(taps), hidden_size]` before the final norm, in the backend's dtype; None without taps. The
+    caller copies it before the next `run`: a backend may reuse the memory."""
+
+
+class Backend(Protocol):
+    """Runs the decoder. Called from one thread at a time, in order.
+
+    In float32 the argmax of a row does not depend on which other rows run with it, nor on `greedy`.
+    """
+
+    @property
+    def name(self) -> str:
+        """Shown to the user, e.g. `reference float32` or `native Q4_1 AVX-512 VNNI`."""
+        ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def kv(self) -> PagedKV:
+        """The cache that `run` reads and writes; spilling and draft heads share its block numbers."""
+        ...
+
+    def run(self, batch: Batch) -> Output: ...
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Token embeddings `[n, hidden_size]` of int64 `[n]`, for draft heads that share them."""
+        ...
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits `[n, vocab]` of rows that are already normed, for draft heads that share the head."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,57 @@
+"""The paged KV cache: per layer two tensors of blocks, addressed by block number alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+class PagedKV:
+    """Keys and values of `layers` layers in `num_blocks` blocks of `block_size` tokens.
+
+    `keys[l]` and `values[l]` are contiguous `[num_blocks, block_size, kv_heads, head_dim]`. Keys are stored after
+    rope. Fresh memory reads as zero and is backed by pages only once written, so a large pool costs nothing yet.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        self.dtype = dtype
+        shape = (layers, 2, num_blocks, block_size, kv_heads, head_dim)
+        self.data = _zeros(shape, dtype, torch.device(device))
+        self.keys = [self.data[layer, 0] for layer in range(layers)]
+        self.values = [self.data[layer, 1] for layer in range(layers)]
+
+    @property
+    def bytes_per_block(self) -> int:
+        layers, two, _, *block = self.data.shape
+        return layers * two * int(np.prod(block)) * self.data.element_size()
+
+    def gather(self, blocks: Sequence[int]) -> torch.Tensor:
+        """A copy of `blocks` in host memory: `[layers, 2, len(blocks), block_size, kv_heads, head_dim]`."""
+        index = torch.tensor(list(blocks), dtype=torch.int64, device=self.data.device)
+        return self.data.index_select(2, index).cpu()
+
+    def scatter(self, blocks: Sequence[int], content: torch.Tensor) -> None:
+        """Write what `gather` returned into (other) blocks."""
+        index = torch.tensor(list(blocks), dtype=torch.int64, device=self.data.device)
+        self.data.index_copy_(2, index, content.to(self.data.device))
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # numpy's zeros come from calloc: the system hands out pages on first write, torch.zeros touches them all.
+    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
