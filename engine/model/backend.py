@@ -6,7 +6,9 @@ device above them owns sequences, sampling, drafting and spilling and never look
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -88,3 +90,30 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+Progress = Callable[[int, int, str], None]
+"""Called with done bytes, total bytes and the stage (`weights`, `compile` ...) while a model loads."""
+
+
+class BackendUnavailable(RuntimeError):
+    """This backend cannot run here (no compiler, unsupported tensor type ...); the text says why in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRequest:
+    """What a backend is opened with. A backend module exposes `open_backend(request) -> Backend`, raises
+    `BackendUnavailable` before it reads weights where it cannot run, and allocates its own `PagedKV`."""
+
+    path: Path
+    """A GGUF file or a Hugging Face directory."""
+    config: ModelConfig
+    kv_tokens: int | None
+    """Size of the pool; None: `kv.default_kv_tokens` of what the backend stores per token."""
+    block_size: int
+    max_batch_size: int
+    max_rows: int
+    dtype: str
+    """`float32`, `bfloat16` or `auto` (the backend's best)."""
+    threads: int
+    progress: Progress | None = None

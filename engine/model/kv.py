@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -47,6 +49,31 @@ class PagedKV:
         """Write what `gather` returned into (other) blocks."""
         index = torch.tensor(list(blocks), dtype=torch.int64, device=self.data.device)
         self.data.index_copy_(2, index, content.to(self.data.device))
+
+
+def default_kv_tokens(
+    bytes_per_token: int, max_context: int, max_batch_size: int, available_bytes: int, share: float = 0.25
+) -> int:
+    """Tokens of a pool that holds every sequence at full context, or what `share` of the free memory holds, but
+    at least one context of up to 2048 tokens."""
+    affordable = int(available_bytes * share) // bytes_per_token
+    return max(min(max_context * max_batch_size, affordable), min(max_context, 2048))
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can be had now: free device memory on CUDA, `MemAvailable` (or free pages) on a CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        return int(os.sysconf("SC_PHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE")) // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
