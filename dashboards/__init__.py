@@ -1,0 +1,1 @@
+"""The page: static files and the reducer-free panels behind them."""

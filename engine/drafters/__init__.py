@@ -1,0 +1,1 @@
+"""Where draft tokens come from, and the gate that decides whether they pay."""

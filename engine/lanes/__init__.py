@@ -1,0 +1,1 @@
+"""What a tick may do, in order."""

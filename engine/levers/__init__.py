@@ -1,0 +1,1 @@
+"""The levers: declared once, every face of them derived."""

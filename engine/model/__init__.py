@@ -1,0 +1,1 @@
+"""Models on torch: the only folder, with training and benchmarks, that imports it."""

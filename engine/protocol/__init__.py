@@ -1,0 +1,1 @@
+"""The contract between processes: commands down, frames up, one versioned wire."""

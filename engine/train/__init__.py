@@ -1,0 +1,1 @@
+"""Draft heads trained from the model's own output."""

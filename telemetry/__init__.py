@@ -1,0 +1,1 @@
+"""Telemetry: records from the tick, spans for collectors, typed columns for SQL."""

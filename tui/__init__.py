@@ -1,0 +1,1 @@
+"""The terminal program: a view of the wire that imports no torch."""
