@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engine.model.backend import Batch
 
@@ -52,9 +52,9 @@ def plan_attention(batch: Batch, block_size: int) -> AttentionPlan:
 def paged_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: AttentionPlan
 ) -> torch.Tensor:
-    """Write `k`, `v` `[rows, kv_heads, head_dim]` into one layer's cache, then attend with `q` `[rows, heads, head_dim]`.
+    """Write `k` and `v` `[rows, kv_heads, head_dim]` into one layer's cache, then attend with `q`.
 
-    Returns `[rows, heads * head_dim]`.
+    `q` is `[rows, heads, head_dim]`; returns `[rows, heads * head_dim]`.
     """
     keys.view(-1, *k.shape[1:]).index_copy_(0, plan.slots, k)
     values.view(-1, *v.shape[1:]).index_copy_(0, plan.slots, v)
@@ -71,7 +71,7 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: _G
     segments, count = group.rows.shape
     gathered_k = keys[group.blocks].flatten(1, 2)[:, : group.context]  # [segments, context, kv_heads, head_dim]
     gathered_v = values[group.blocks].flatten(1, 2)[:, : group.context]
-    out = F.scaled_dot_product_attention(
+    out = functional.scaled_dot_product_attention(
         q[group.rows].transpose(1, 2),
         gathered_k.transpose(1, 2),
         gathered_v.transpose(1, 2),

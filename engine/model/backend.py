@@ -96,7 +96,7 @@ Progress = Callable[[int, int, str], None]
 """Called with done bytes, total bytes and the stage (`weights`, `compile` ...) while a model loads."""
 
 
-class BackendUnavailable(RuntimeError):
+class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a fault
     """This backend cannot run here (no compiler, unsupported tensor type ...); the text says why in one sentence."""
 
 

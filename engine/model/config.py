@@ -162,7 +162,8 @@ def config_from_hf(raw: Mapping[str, Any], name: str) -> ModelConfig:
     if raw.get("quantization_config"):
         method = dict(raw["quantization_config"]).get("quant_method", "unknown")
         raise ModelFileError(
-            f"quantisation {method!r} of Hugging Face weights is not supported: use the unquantised model or a GGUF file"
+            f"quantisation {method!r} of Hugging Face weights is not supported: "
+            "use the unquantised model or a GGUF file"
         )
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engine.model.load import LayerWeights
 
@@ -11,7 +11,7 @@ from engine.model.load import LayerWeights
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root mean square norm over the last dimension, computed in float32 (Zhang and Sennrich 2019)."""
     if x.dtype == torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return wide.to(x.dtype) * weight
@@ -39,5 +39,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 def feed_forward(x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
     """`down(silu(gate(x)) * up(x))`, `[rows, hidden]` (Shazeer 2020)."""
-    gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    return F.linear(F.silu(gate) * up, layer.down, layer.down_bias)
+    gate, up = functional.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return functional.linear(functional.silu(gate) * up, layer.down, layer.down_bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from engine.model.attention import AttentionPlan, paged_attention, plan_attention
 from engine.model.backend import Batch
@@ -14,7 +14,7 @@ from engine.model.load import LayerWeights, Weights
 
 
 class Decoder:
-    """Pre-norm transformer with rotary positions, grouped queries and a gated feed-forward (Llama, Mistral, Qwen2, Qwen3)."""
+    """Pre-norm transformer with rotary positions, grouped queries and a gated feed-forward."""
 
     def __init__(self, config: ModelConfig, weights: Weights, kv: PagedKV) -> None:
         self.config = config
@@ -38,7 +38,7 @@ class Decoder:
         return x, torch.stack(tapped, dim=1) if tapped else None
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.embedding(tokens, self.weights.embedding)
+        return functional.embedding(tokens, self.weights.embedding)
 
     @torch.inference_mode()
     def logits(self, x: torch.Tensor) -> torch.Tensor:
@@ -48,7 +48,7 @@ class Decoder:
     def lm_head(self, normed: torch.Tensor) -> torch.Tensor:
         """float32 `[rows, vocab]`: bf16 logits would tie tokens that are one rounding step apart."""
         if self._wide_head.dtype == torch.float32:
-            return F.linear(normed.float(), self._wide_head)
+            return functional.linear(normed.float(), self._wide_head)
         return torch.mm(normed, self._wide_head.t(), out_dtype=torch.float32)
 
     def _layer(
@@ -58,13 +58,13 @@ class Decoder:
         q, k, v = self._project(rms_norm(x, layer.attn_norm, eps), layer)
         q, k = rotate(q, *rope), rotate(k, *rope)
         attended = paged_attention(q, k, v, self.kv.keys[index], self.kv.values[index], plan)
-        x = x + F.linear(attended, layer.out, layer.out_bias)
+        x = x + functional.linear(attended, layer.out, layer.out_bias)
         return x + feed_forward(rms_norm(x, layer.ffn_norm, eps), layer)
 
     def _project(self, x: torch.Tensor, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q `[rows, heads, head_dim]`, k and v `[rows, kv_heads, head_dim]`."""
         c = self.config
-        qkv = F.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, c.head_dim)
+        qkv = functional.linear(x, layer.qkv, layer.qkv_bias).view(x.shape[0], -1, c.head_dim)
         q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, c.rms_eps), rms_norm(k, layer.k_norm, c.rms_eps)

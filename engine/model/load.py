@@ -309,4 +309,3 @@ def _llama3_frequencies(frequencies: torch.Tensor, scaling: RopeScaling) -> torc
     kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept = kept.clamp(0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scaling.factor)
-

@@ -1,0 +1,104 @@
+"""Which layers of the target draft for it, and the drafting itself: a chain of cheap rows on the target's own cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+import torch
+
+from engine.core.device import Draft, DraftItem
+from engine.model.backend import Backend, Batch
+from engine.model.batching import block_tables
+from engine.model.config import ModelConfig
+
+_SKIPPED = 5
+_SHALLOW = 12
+"""Below this many layers skipping five leaves too little: one in six is skipped instead."""
+
+
+def draft_layers(config: ModelConfig) -> tuple[int, ...]:
+    """The set stored for this model (by name, then by config hash), else all but a few evenly spread middle layers."""
+    stored = _stored()
+    skipped = stored.get(config.name, stored.get(config.key))
+    if skipped is None:
+        skipped = default_skip(config.num_layers)
+    return tuple(layer for layer in range(config.num_layers) if layer not in skipped)
+
+
+def default_skip(num_layers: int) -> list[int]:
+    """Five layers (fewer in shallow models) spread evenly over the middle two thirds."""
+    count = _SKIPPED if num_layers >= _SHALLOW else num_layers // 6
+    first, middle = num_layers // 6, num_layers - 2 * (num_layers // 6)
+    return [first + int((i + 0.5) * middle / count) for i in range(count)]
+
+
+@cache
+def _stored() -> dict[str, list[int]]:
+    raw = json.loads((files("engine.model") / "self_spec_layers.json").read_text(encoding="utf-8"))
+    return {str(name): [int(layer) for layer in skipped] for name, skipped in raw.items()}
+
+
+@dataclass(slots=True)
+class _Chain:
+    item: DraftItem
+    wanted: int
+    tokens: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+
+    @property
+    def position(self) -> int:
+        return self.item.seq_len + len(self.tokens)
+
+    @property
+    def newest(self) -> int:
+        return self.tokens[-1] if self.tokens else self.item.last_token
+
+
+def draft_with_layers(
+    backend: Backend, layers: tuple[int, ...], items: Sequence[DraftItem], conf_min: float
+) -> list[Draft]:
+    """Draft greedily with a subset of layers, all items together.
+
+    Writes KV rows of those layers at `seq_len..`, which the verify overwrites; a chain stops where its blocks end.
+    """
+    chains = [_Chain(item, min(item.count, _room(backend, item))) for item in items]
+    running = [chain for chain in chains if chain.wanted > 0]
+    while running:
+        logits = backend.run(_batch(backend, running, layers)).logits
+        if logits is None:
+            raise RuntimeError(f"backend {backend.name} returned no logits for a draft")
+        best = torch.softmax(logits, -1).max(-1)
+        drafted = zip(running, best.indices.tolist(), best.values.tolist(), strict=True)
+        running = [chain for chain, token, prob in drafted if _grow(chain, token, prob, conf_min)]
+    return [Draft(tuple(chain.tokens), tuple(chain.confidences)) for chain in chains]
+
+
+def _grow(chain: _Chain, token: int, prob: float, conf_min: float) -> bool:
+    """Append a confident draft; whether the chain goes on."""
+    if prob < conf_min:
+        return False
+    chain.tokens.append(token)
+    chain.confidences.append(prob)
+    return len(chain.tokens) < chain.wanted
+
+
+def _room(backend: Backend, item: DraftItem) -> int:
+    return len(item.blocks) * backend.kv.block_size - item.seq_len
+
+
+def _batch(backend: Backend, chains: list[_Chain], layers: tuple[int, ...]) -> Batch:
+    count = len(chains)
+    positions = tuple(chain.position for chain in chains)
+    return Batch(
+        tokens=torch.tensor([chain.newest for chain in chains], device=backend.device),
+        positions=torch.tensor(positions, device=backend.device),
+        row_offsets=tuple(range(count + 1)),
+        starts=positions,
+        block_tables=block_tables([chain.item.blocks for chain in chains], backend.device),
+        logit_rows=tuple(range(count)),
+        layers=layers,
+    )

@@ -1,0 +1,283 @@
+"""The device that the scheduler drives: a loaded model, its cache, sampling, drafting and spilling.
+
+One thread of its own does all the work in call order, so `launch` returns at once and the host plans meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from engine.core.device import (
+    DeviceError,
+    DeviceFacts,
+    Draft,
+    DrafterName,
+    DraftItem,
+    Sampled,
+    Step,
+    StepResult,
+)
+from engine.model.backend import Backend, Batch, Output
+from engine.model.batching import batch_of, check_step
+from engine.model.heads import DraftHead, HeadItem, HeadRows, HiddenRing
+from engine.model.sampling import SampledRows, is_plain_greedy, sample_rows
+from engine.model.self_spec import draft_layers, draft_with_layers
+from engine.model.spill import SpillStore
+
+_IN_FLIGHT = 2
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A step whose work is queued; its tokens arrive on the host when `ready` says so."""
+
+    step: Step
+    rows: SampledRows
+    host_tokens: torch.Tensor
+    ready: torch.cuda.Event | None
+    device_us: int
+
+
+class TorchDevice:
+    """Implements `engine.core.device.Device` on any backend."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        max_rows: int = 4096,
+        spill_bytes: int = 0,
+        heads: Sequence[DraftHead] = (),
+    ) -> None:
+        self._backend = backend
+        self._heads = {head.drafter: head for head in heads}
+        self._taps = tuple(sorted({tap for head in heads for tap in head.taps}))
+        self._rings: dict[DrafterName, dict[int, HiddenRing]] = {head.drafter: {} for head in heads}
+        self._last: dict[int, torch.Tensor] = {}
+        self._spilled = SpillStore(spill_bytes)
+        self._layers = draft_layers(backend.config)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._flying: deque[Future[_Pending]] = deque()
+        self.facts = self._describe(name, max_rows)
+
+    def forward(self, step: Step) -> StepResult:
+        if self._flying:
+            raise DeviceError("a step is still in flight: collect it before a waiting forward")
+        self.launch(step)
+        return self.collect()
+
+    def launch(self, step: Step) -> None:
+        if len(self._flying) >= _IN_FLIGHT:
+            raise DeviceError(f"{_IN_FLIGHT} steps are in flight already: collect one first")
+        self._flying.append(self._worker.submit(self._run, step))
+
+    def collect(self) -> StepResult:
+        if not self._flying:
+            raise DeviceError("no step is in flight: launch one first")
+        with _as_device_error("a step failed"):
+            return _finish(self._flying.popleft().result())
+
+    def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
+        if drafter not in self.facts.drafters:
+            known = ", ".join(sorted(self.facts.drafters))
+            raise DeviceError(f"this device has no drafter {drafter.value!r}: it has {known}")
+        if not items:
+            return []
+        if drafter is DrafterName.SELF:
+            return self._do(lambda: draft_with_layers(self._backend, self._layers, items, conf_min))
+        return self._do(lambda: self._draft_with_head(self._heads[drafter], items, conf_min))
+
+    def saved_hidden(self, seq: int) -> int:
+        return self._do(lambda: self._oldest_hidden(seq))
+
+    def release(self, seq: int) -> None:
+        """Forget the last token, the hidden rows and a spilled copy of `seq`."""
+        self._do(lambda: self._forget(seq))
+
+    def spill(self, seq: int, blocks: Sequence[int]) -> bool:
+        return self._do(lambda: self._spill(seq, list(blocks)))
+
+    def restore(self, seq: int, blocks: Sequence[int]) -> None:
+        self._do(lambda: self._restore(seq, list(blocks)))
+
+    def order_decode_after_prefill(self) -> None:
+        """One thread and one stream run everything in order already."""
+
+    def sync_secondary(self) -> None:
+        """No secondary stream is used."""
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True)
+        self._flying.clear()
+        self._spilled.close()
+        self._backend.close()
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Run on the device thread, after everything launched before."""
+        with _as_device_error("the device failed"):
+            return self._worker.submit(torch.inference_mode()(work)).result()
+
+    def _describe(self, name: str, max_rows: int) -> DeviceFacts:
+        backend, config, kv = self._backend, self._backend.config, self._backend.kv
+        heads_bytes = sum(head.kv.bytes_per_block for head in self._heads.values() if head.kv is not None)
+        return DeviceFacts(
+            name=f"{name}, {backend.name}",
+            kind="cuda" if backend.device.type == "cuda" else "cpu",
+            model=config.name,
+            architecture=config.architecture,
+            vocab_size=config.vocab_size,
+            max_context=min(config.max_context, kv.num_blocks * kv.block_size),
+            block_size=kv.block_size,
+            num_blocks=kv.num_blocks,
+            bytes_per_block=kv.bytes_per_block + heads_bytes,
+            max_rows=max_rows,
+            runs_ahead=True,
+            drafters=frozenset({DrafterName.SELF, *self._heads}),
+            dtype=str(kv.dtype).removeprefix("torch."),
+        )
+
+    @torch.inference_mode()
+    def _run(self, step: Step) -> _Pending:
+        began = time.perf_counter_ns()
+        facts = self.facts
+        check_step(step, facts.vocab_size, facts.max_rows, facts.max_context, facts.block_size, facts.num_blocks)
+        saves = bool(self._heads) and any(segment.save_hidden for segment in step.segments)
+        batch = batch_of(step, self._last, self._taps if saves else (), self._backend.device)
+        output = self._backend.run(batch)
+        if saves:
+            self._save_hidden(step, batch, output)
+        rows = _sample(step, output)
+        self._remember(step, rows.tokens)
+        host, ready = _to_host(rows.tokens)
+        return _Pending(step, rows, host, ready, (time.perf_counter_ns() - began) // 1000)
+
+    def _remember(self, step: Step, tokens: torch.Tensor) -> None:
+        """Keep each sequence's newest token for `from_previous`."""
+        end = 0
+        for segment in step.segments:
+            end += len(segment.rows)
+            if segment.rows:
+                self._last[segment.seq] = tokens[end - 1]
+
+    def _save_hidden(self, step: Step, batch: Batch, output: Output) -> None:
+        if output.hidden is None:
+            raise DeviceError(f"backend {self._backend.name} returned no hidden rows: use the reference backend")
+        for index, segment in enumerate(step.segments):
+            if not segment.save_hidden:
+                continue
+            rows = output.hidden[batch.row_offsets[index] : batch.row_offsets[index + 1]].clone()
+            tokens = (-1, *segment.tokens[1:]) if segment.from_previous else segment.tokens
+            for drafter, head in self._heads.items():
+                ring = self._rings[drafter].setdefault(segment.seq, HiddenRing())
+                ring.append(segment.start, rows[:, [self._taps.index(tap) for tap in head.taps]], tokens)
+                early = ring.overflow(segment.seq, segment.blocks)
+                if early:
+                    head.extend(early)
+
+    def _draft_with_head(self, head: DraftHead, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
+        earlier: list[HeadRows] = []
+        ready: dict[int, HeadItem] = {}
+        for index, item in enumerate(items):
+            ring = self._rings[head.drafter].get(item.seq)
+            runs = ring.consume(item.seq, item.seq_len, item.recent, item.last_token, item.blocks) if ring else []
+            if runs and runs[-1].start + runs[-1].hidden.shape[0] == item.seq_len:
+                newest = runs.pop()
+                ready[index] = HeadItem(item.seq, item.seq_len, item.last_token, newest, item.blocks, item.count)
+            earlier.extend(runs)
+        if earlier:
+            head.extend(earlier)
+        drafts = dict(zip(ready, head.propose(list(ready.values()), conf_min), strict=True)) if ready else {}
+        return [drafts.get(index, Draft()) for index in range(len(items))]
+
+    def _oldest_hidden(self, seq: int) -> int:
+        kept = [rings[seq].oldest for rings in self._rings.values() if seq in rings]
+        return min((oldest for oldest in kept if oldest >= 0), default=-1)
+
+    def _forget(self, seq: int) -> None:
+        self._last.pop(seq, None)
+        self._spilled.drop(seq)
+        for rings in self._rings.values():
+            rings.pop(seq, None)
+
+    def _spill(self, seq: int, blocks: list[int]) -> bool:
+        heads = {name.value: head.kv.gather(blocks) for name, head in self._heads.items() if head.kv is not None}
+        last = self._last.get(seq)
+        bundle = {
+            "kv": self._backend.kv.gather(blocks),
+            "heads": heads,
+            "rings": {name.value: rings[seq].state() for name, rings in self._rings.items() if seq in rings},
+            "last": -1 if last is None else int(last),
+        }
+        if not self._spilled.put(seq, bundle):
+            return False
+        self._last.pop(seq, None)
+        for rings in self._rings.values():
+            rings.pop(seq, None)
+        return True
+
+    def _restore(self, seq: int, blocks: list[int]) -> None:
+        try:
+            bundle = self._spilled.take(seq)
+        except KeyError:
+            raise DeviceError(f"sequence {seq} was never spilled: prefill it again from its tokens") from None
+        self._backend.kv.scatter(blocks, bundle["kv"])
+        for name, content in bundle["heads"].items():
+            kv = self._heads[DrafterName(name)].kv
+            if kv is not None:
+                kv.scatter(blocks, content)
+        for name, state in bundle["rings"].items():
+            self._rings[DrafterName(name)][seq] = HiddenRing.from_state(state, self._backend.device)
+        if bundle["last"] >= 0:
+            self._last[seq] = torch.tensor(bundle["last"], device=self._backend.device)
+
+
+def _sample(step: Step, output: Output) -> SampledRows:
+    plans = [plan for segment in step.segments for plan in segment.rows]
+    if all(is_plain_greedy(plan) for plan in plans):
+        return SampledRows(output.argmax, {})
+    if output.logits is None:
+        raise DeviceError("the backend returned no logits for sampled rows: use the reference backend")
+    return sample_rows(output.logits, output.argmax, plans)
+
+
+def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+    """Start copying tokens to the host without waiting; the event tells when they are there."""
+    if not tokens.is_cuda:
+        return tokens, None
+    host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+    host.copy_(tokens, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return host, event
+
+
+def _finish(pending: _Pending) -> StepResult:
+    if pending.ready is not None:
+        pending.ready.synchronize()
+    sampled = iter(pending.rows.to_host(pending.host_tokens.tolist()))
+    per_segment: list[tuple[Sampled, ...]] = [
+        tuple(next(sampled) for _ in segment.rows) for segment in pending.step.segments
+    ]
+    return StepResult(tuple(per_segment), pending.device_us)
+
+
+@contextmanager
+def _as_device_error(what: str) -> Iterator[None]:
+    """Turn whatever a backend raises into the one error that ends requests with a sentence."""
+    try:
+        yield
+    except DeviceError:
+        raise
+    except Exception as error:
+        raise DeviceError(f"{what} ({type(error).__name__}: {error}): see the log and retry") from error
