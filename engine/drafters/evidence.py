@@ -1,0 +1,141 @@
+"""What is known of one arm (a way to decode): delivered throughput by windows, its spread, age and staleness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from telemetry.names import GateReason
+from telemetry.record import GateRecord
+
+NEW_WINDOW_WEIGHT: Final = 0.3
+DEVIATION_SHARE: Final = 0.5
+DEPTH_FLOOR: Final = 512
+DEPTH_FACTOR: Final = 2.0
+
+
+@dataclass(slots=True)
+class Window:
+    """Steps of one arm that are not folded into its estimate yet."""
+
+    steps: int = 0
+    tokens: int = 0
+    wall_ns: int = 0
+
+    def add(self, wall_ns: int, tokens: int) -> None:
+        self.steps += 1
+        self.tokens += tokens
+        self.wall_ns += wall_ns
+
+    def clear(self) -> None:
+        self.steps = self.tokens = self.wall_ns = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; 0 before any time has passed."""
+        return self.tokens * 1e9 / self.wall_ns if self.wall_ns else 0.0
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Delivered throughput of one arm in tokens/s; `rate` is None until it was measured."""
+
+    name: str
+    rate: float | None = None
+    deviation: float = 0.0
+    age_tokens: int = 0
+    stale: bool = False
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.rate is not None and not self.stale
+
+    def fold(self, rate: float, *, replace: bool) -> None:
+        """Take a window in. The first, a probe's and a stale arm's window replace what was believed."""
+        if replace or self.rate is None or self.stale:
+            self.rate = rate
+            self.deviation /= 2
+        else:
+            self.rate += NEW_WINDOW_WEIGHT * (rate - self.rate)
+            self.deviation += NEW_WINDOW_WEIGHT * (abs(rate - self.rate) - self.deviation)
+        self.stale = False
+        self.age_tokens = 0
+
+    def row(self) -> tuple[str, float, float, int, bool]:
+        rate, deviation = (-1.0, -1.0) if self.rate is None else (self.rate, self.deviation)
+        return (self.name, rate, deviation, self.age_tokens, self.stale)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the last step ran the arm that it ran: everything that a `GateRecord` holds."""
+
+    mode: str
+    arm: str
+    reason: GateReason
+    arms: tuple[tuple[str, float, float, int, bool], ...]
+    margin: float
+    losses: int
+    depth: int
+    width_bucket: int
+    tokens_until_probe: int
+    pinned: bool = False
+
+    def record(self, step_id: int, time_ns: int) -> GateRecord:
+        return GateRecord(
+            step_id=step_id,
+            time_ns=time_ns,
+            mode=self.mode,
+            arm=self.arm,
+            reason=self.reason.value,
+            arms=self.arms,
+            margin=self.margin,
+            losses=self.losses,
+            depth=self.depth,
+            width_bucket=self.width_bucket,
+            tokens_until_probe=self.tokens_until_probe,
+            pinned=self.pinned,
+        )
+
+
+@dataclass(slots=True)
+class Budget:
+    """Wall time that probes may lose: a share of all time spent, saved up to a cap.
+
+    A probe is charged what it lost against the running arm and stops once it has lost what was saved; so over any
+    stretch of time probes lose at most `share` of it, plus the cap, plus one step."""
+
+    share: float
+    cap_tokens: float
+    """The cap, as the time that the running arm takes for so many tokens of each sequence."""
+    saved_ns: float = 0.0
+    _token_ns: float = 0.0
+
+    def accrue(self, wall_ns: int, token_ns: float) -> None:
+        """Save from a step of the running arm, which takes `token_ns` per token of each sequence."""
+        if not self._token_ns:
+            self.saved_ns = self.cap_tokens * token_ns
+        self._token_ns = token_ns
+        self.saved_ns = min(self.cap_ns, self.saved_ns + self.share * wall_ns)
+
+    @property
+    def cap_ns(self) -> float:
+        return self.cap_tokens * self._token_ns
+
+    def spend(self, lost_ns: float) -> None:
+        self.saved_ns -= max(0.0, lost_ns)
+
+    def affords(self, expected_loss_ns: float) -> bool:
+        """Whether a probe may begin; one that would cost more than the cap begins with a full purse."""
+        return self.saved_ns >= min(expected_loss_ns, self.cap_ns)
+
+
+def width_bucket(width: int) -> int:
+    """The next power of two of a batch width; 1 for an empty batch."""
+    return 1 << max(0, width - 1).bit_length()
+
+
+def is_other_depth(anchor: int, depth: int) -> bool:
+    """Whether the context has doubled or halved, both floored at 512 tokens."""
+    low, high = sorted((max(anchor, DEPTH_FLOOR), max(depth, DEPTH_FLOOR)))
+    return high >= DEPTH_FACTOR * low

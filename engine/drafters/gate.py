@@ -1,0 +1,317 @@
+"""The gate: step by step, plain decoding or speculation, whichever has delivered more tokens per second lately.
+
+Rules and constants are those of scheduler.md, section 4. Beyond them, a probe is paid from a budget
+(`test_probes_never_lose_more_than_their_budget`): one that loses clearly stops at the shortest window that counts,
+and an arm that is expensive to probe is probed less often.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from engine.core.device import DrafterName
+from engine.drafters.evidence import (
+    DEVIATION_SHARE,
+    Budget,
+    Estimate,
+    Explanation,
+    Window,
+    is_other_depth,
+    width_bucket,
+)
+from engine.levers.resolve import LeverState
+from telemetry.names import GateReason
+
+SETTLE_STEPS: Final = 16
+SHORTEST_WINDOW: Final = 8
+PROBE_SHARE: Final = 0.01
+"""Share of wall time that probes may lose."""
+PROBE_CAP_TOKENS: Final = 24.0
+
+
+class Arm(StrEnum):
+    PLAIN = "plain"
+    VERIFY = "verify"
+
+    @property
+    def other(self) -> Arm:
+        return Arm.VERIFY if self is Arm.PLAIN else Arm.PLAIN
+
+
+class Decision(StrEnum):
+    """A switch, handed over once."""
+
+    DISABLE_MTP = "disable_mtp"
+    ENABLE_MTP = "enable_mtp"
+
+
+@dataclass(frozen=True, slots=True)
+class GateSettings:
+    window: int = 16
+    dwell: int = 2
+    margin: float = 0.05
+    reprobe_tokens: int = 256
+    refresh_tokens: int = 1024
+
+    @classmethod
+    def of(cls, levers: LeverState) -> GateSettings:
+        return cls(
+            window=levers.int("gate_window"),
+            dwell=levers.int("gate_dwell"),
+            margin=levers.float("gate_margin"),
+            reprobe_tokens=levers.int("gate_reprobe_tokens"),
+            refresh_tokens=levers.int("gate_refresh_tokens"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """An arm that runs whatever the gate believes. The step is not recorded in the gate."""
+
+    arm: Arm
+    reason: GateReason
+
+
+@dataclass(frozen=True, slots=True)
+class PinFacts:
+    """What decides a pin; all of it is known before the step."""
+
+    gate: str
+    """Lever `mtp_gate`: auto, force or off."""
+    drafter: DrafterName
+    width: int
+    least_answer_tokens: int
+    """Answer tokens emitted so far by the active sequence that has emitted the fewest."""
+    entry_pin_tokens: int
+    dflash_pin_c2: bool
+
+
+def pin(facts: PinFacts) -> Pin | None:
+    """The first rule that pins this step, or None where the gate decides."""
+    dflash_pinned = facts.drafter is DrafterName.DFLASH and facts.dflash_pin_c2 and facts.width <= 2
+    rules = (
+        (facts.gate == "off", Arm.PLAIN, GateReason.FORCE),
+        (facts.gate == "force", Arm.VERIFY, GateReason.FORCE),
+        (dflash_pinned, Arm.VERIFY, GateReason.DFLASH_PIN),
+        (facts.least_answer_tokens < facts.entry_pin_tokens, Arm.VERIFY, GateReason.ENTRY_PIN),
+    )  # fmt: skip
+    return next((Pin(arm, reason) for applies, arm, reason in rules if applies), None)
+
+
+class Gate:
+    """Two arms, one mode. Call order of a step: `maybe_remeasure`, `note_depth`, `next_step`, then one `record_*`."""
+
+    def __init__(self, settings: GateSettings) -> None:
+        self.settings = settings
+        """May be replaced between steps."""
+        self.mode = Arm.VERIFY
+        self.losses = 0
+        self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
+        self._arms = {arm: Estimate(arm.value) for arm in Arm}
+        self._window = Window()
+        self._is_probing = False
+        self._probe_due = True
+        self._other_measured_since_loss = True
+        self._settle_left = 0
+        self._depth = self._depth_anchor = -1
+        self._bucket = 0
+        self._reason = GateReason.COLD
+        self._decision: Decision | None = None
+        self._probe_lost_ns = 0.0
+
+    # Before the step
+
+    def maybe_remeasure(self, depth: int, width: int) -> None:
+        """Make both arms stale where the batch width's bucket or the depth regime has changed."""
+        bucket = width_bucket(width)
+        if self._bucket and bucket != self._bucket:
+            self._settle_left = SETTLE_STEPS
+            self._start_over(depth)
+        elif self._depth_anchor >= 0 and is_other_depth(self._depth_anchor, depth):
+            self._start_over(depth)
+        self._bucket = bucket
+
+    def note_depth(self, depth: int) -> None:
+        """`depth` is the longest active sequence's, so that re-sorted rows cannot look like a new regime."""
+        self._depth = depth
+        if self._depth_anchor < 0:
+            self._depth_anchor = depth
+
+    def next_step(self) -> Arm:
+        """The arm to run now: the mode, or the other arm while it is probed."""
+        if self._settle_left:
+            self._reason = GateReason.SETTLE
+        elif self._is_probing or self._may_probe():
+            self._begin_probe()
+            self._reason = GateReason.REFRESH if self.mode is Arm.VERIFY else GateReason.PROBE
+        elif self._reason is not GateReason.SWITCH or self._window.steps:
+            self._reason = GateReason.HOLD if self._current.is_fresh else GateReason.COLD
+        return self._running
+
+    # After the step
+
+    def record_decode(self, wall_ns: int, width: int) -> None:
+        self._record(Arm.PLAIN, wall_ns, max(width, 1), width)
+
+    def record_verify_step(self, wall_ns: int, emitted: int, width: int) -> None:
+        """`wall_ns` includes drafting and bootstraps; `emitted` counts the whole batch."""
+        self._record(Arm.VERIFY, wall_ns, max(emitted, 1), width)
+
+    def take_fresh_decision(self) -> Decision | None:
+        """The switch since the last call, once. On `DISABLE_MTP` drop drafts and sync the secondary stream."""
+        decision, self._decision = self._decision, None
+        return decision
+
+    def explain(self, pinned: Pin | None = None) -> Explanation:
+        return Explanation(
+            mode=self.mode.value,
+            arm=(pinned.arm if pinned else self._running).value,
+            reason=pinned.reason if pinned else self._reason,
+            arms=tuple(self._arms[arm].row() for arm in Arm),
+            margin=self._margin(),
+            losses=self.losses,
+            depth=max(self._depth, 0),
+            width_bucket=self._bucket,
+            tokens_until_probe=self._tokens_until_probe(),
+            pinned=pinned is not None,
+        )
+
+    # Evidence
+
+    @property
+    def _current(self) -> Estimate:
+        return self._arms[self.mode]
+
+    @property
+    def _other(self) -> Estimate:
+        return self._arms[self.mode.other]
+
+    @property
+    def _running(self) -> Arm:
+        return self.mode.other if self._is_probing else self.mode
+
+    def _record(self, arm: Arm, wall_ns: int, tokens: int, width: int) -> None:
+        if wall_ns <= 0 or arm is not self._running:
+            return
+        self.maybe_remeasure(max(self._depth, 0), width)
+        for estimate in self._arms.values():
+            estimate.age_tokens += tokens
+        if self._settle_left:
+            self._settle_left -= 1
+            return
+        self._window.add(wall_ns, tokens)
+        self._pay(wall_ns, tokens)
+        if self._is_window_done():
+            self._close_window()
+
+    def _pay(self, wall_ns: int, tokens: int) -> None:
+        """Charge a probe's step for what it lost; save from any other step."""
+        if self._is_probing and self._current.rate:
+            self._probe_lost_ns += wall_ns - tokens * 1e9 / self._current.rate
+        elif not self._is_probing:
+            self.budget.accrue(wall_ns, wall_ns * self._bucket / tokens)
+
+    def _is_window_done(self) -> bool:
+        window, settings = self._window, self.settings
+        if window.steps >= settings.window:
+            return True
+        enough = window.steps >= min(SHORTEST_WINDOW, settings.window)
+        if not self._is_probing:
+            return enough and self._current.rate is None
+        if self._probe_lost_ns >= self.budget.saved_ns and self._current.rate:
+            return enough or self._other.rate is not None
+        return enough and window.rate < (self._current.rate or 0.0) * (1 - settings.margin)
+
+    def _close_window(self) -> None:
+        """Fold what was measured, end a probe, arbitrate."""
+        estimate = self._arms[self._running]
+        if self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
+            estimate.fold(self._window.rate, replace=self._is_probing)
+        estimate.age_tokens = 0
+        if self._is_probing:
+            self.budget.spend(self._probe_lost_ns)
+            self._is_probing = self._probe_due = False
+            self._other_measured_since_loss = True
+        self._window.clear()
+        self._arbitrate()
+
+    def _arbitrate(self) -> None:
+        current, other = self._current, self._other
+        if current.rate is None or not other.is_fresh or other.rate is None:
+            return
+        if other.rate <= current.rate + self._margin():
+            self.losses = 0
+        elif self._other_measured_since_loss:
+            self.losses += 1
+            self._other_measured_since_loss = False
+            self._probe_due = True
+            if self.losses >= self.settings.dwell:
+                self._switch()
+
+    def _switch(self) -> None:
+        self.mode = self.mode.other
+        self._decision = Decision.ENABLE_MTP if self.mode is Arm.VERIFY else Decision.DISABLE_MTP
+        self._reason = GateReason.SWITCH
+        self.losses = 0
+        self._probe_due = False
+        self._other_measured_since_loss = False
+
+    def _margin(self) -> float:
+        """Tokens per second by which the other arm must be ahead."""
+        current, other = self._current, self._other
+        deviation = DEVIATION_SHARE * (current.deviation + other.deviation)
+        return max(self.settings.margin * (current.rate or 0.0), deviation)
+
+    def _start_over(self, depth: int) -> None:
+        for estimate in self._arms.values():
+            estimate.stale = estimate.rate is not None
+        self._depth_anchor = depth
+        self._is_probing = False
+        self._probe_due = True
+        self.losses = 0
+        self._window.clear()
+
+    # Probes
+
+    def _interval(self) -> int:
+        if self.mode is Arm.PLAIN:
+            return self.settings.reprobe_tokens
+        return self.settings.refresh_tokens * max(self._bucket, 1)
+
+    def _may_probe(self) -> bool:
+        """A stale or unmeasured running arm finishes a window first; a probe must be due and paid for."""
+        if not self._current.is_fresh:
+            return False
+        return (self._probe_due or self._other.age_tokens >= self._interval()) and self._affords_probe()
+
+    def _expected_loss_ns(self) -> float:
+        """What the shortest probe would lose if the other arm still ran as last measured."""
+        current, other = self._current.rate, self._other.rate
+        if not current or not other:
+            return 0.0
+        step_ns = max(self._bucket, 1) * 1e9 / other
+        return max(0.0, SHORTEST_WINDOW * step_ns * (1 - other / current))
+
+    def _affords_probe(self) -> bool:
+        return self._other.rate is None or self.budget.affords(self._expected_loss_ns())
+
+    def _tokens_until_probe(self) -> int:
+        if self._is_probing:
+            return 0
+        due = 0 if self._probe_due else max(0, self._interval() - self._other.age_tokens)
+        if self._affords_probe() or not self._current.rate:
+            return due
+        missing_ns = min(self._expected_loss_ns(), self.budget.cap_ns) - self.budget.saved_ns
+        return max(due, math.ceil(missing_ns / self.budget.share * self._current.rate / 1e9))
+
+    def _begin_probe(self) -> None:
+        if self._is_probing:
+            return
+        if self._window.steps >= SHORTEST_WINDOW:
+            self._current.fold(self._window.rate, replace=False)
+        self._window.clear()
+        self._is_probing = True
+        self._probe_lost_ns = 0.0
