@@ -1,0 +1,79 @@
+// Exponential, norm, rotary embedding and int8 quantisation of single rows, in one fixed order of operations.
+#pragma once
+#include "tensors.h"
+
+namespace {
+
+// exp(x) with relative error below 2e-7 for x in [-87, 88]; values outside are clamped; exp(0) is exactly 1.
+inline F exponential(F x) {
+    const F high = splat(88.0f), low = splat(-87.0f);
+    x = splat(0.0f) - max(splat(0.0f) - max(x, low), splat(0.0f) - high);
+    const F n = round(x * splat(1.44269504088896341f));
+    F r = fma(n, splat(-0.693145751953125f), x);
+    r = fma(n, splat(-1.42860682030941723e-6f), r);
+    F p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(0.5f));
+    p = fma(p * r, r, r) + splat(1.0f);
+    return times_power_of_two(p, n);
+}
+
+inline F silu(F x) { return x / (splat(1.0f) + exponential(splat(0.0f) - x)); }
+
+// 1 / sqrt(mean of squares + eps); `count` is a multiple of 32.
+inline float inverse_rms(const float* x, int count, float eps) {
+    F even = splat(0.0f), odd = splat(0.0f);
+    for (int i = 0; i < count; i += 32) {
+        const F a = load(x + i), b = load(x + i + 16);
+        even = fma(a, a, even);
+        odd = fma(b, b, odd);
+    }
+    return 1.0f / __builtin_sqrtf(sum(even + odd) / static_cast<float>(count) + eps);
+}
+
+// Quantises one row, 32 values a block; `value(i)` gives lanes i..i+15 of the row.
+template <class Value>
+inline void quantise(Activations& to, int64_t row, Value&& value) {
+    int8_t* q = to.q + row * to.cols;
+    for (int b = 0; b < to.blocks; ++b) {
+        const F first = value(b * kBlock), second = value(b * kBlock + 16);
+        const float top = largest(max(abs(first), abs(second)));
+        const float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
+        const int32_t total = store_bytes(q + b * kBlock, round(first * splat(inverse))) +
+                              store_bytes(q + b * kBlock + 16, round(second * splat(inverse)));
+        const int64_t at = row * to.blocks + b;
+        to.scale[at] = scale;
+        to.isum[at] = total;
+        to.sum[at] = scale * static_cast<float>(total);
+    }
+}
+
+inline void quantise_plain(Activations& to, int64_t row, const float* x) {
+    quantise(to, row, [x](int i) { return load(x + i); });
+}
+
+inline void quantise_normed(Activations& to, int64_t row, const float* x, const float* weight, float eps) {
+    const F factor = splat(inverse_rms(x, to.cols, eps));
+    quantise(to, row, [x, weight, factor](int i) { return load(x + i) * factor * load(weight + i); });
+}
+
+// Rms-norms one head in place; `weight` has head_dim entries.
+inline void norm_head(float* x, const float* weight, int count, float eps) {
+    const F factor = splat(inverse_rms(x, count, eps));
+    for (int i = 0; i < count; i += 16) store(x + i, load(x + i) * factor * load(weight + i));
+}
+
+// Rotates the two halves of a head and scales; `count` is a multiple of 32, cos and sin have count / 2 entries.
+inline void rotate(float* x, const float* cos, const float* sin, int count, float scale) {
+    const int half = count / 2;
+    for (int i = 0; i < half; i += 16) {
+        const F a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+        store(x + i, (a * c - b * s) * splat(scale));
+        store(x + half + i, (b * c + a * s) * splat(scale));
+    }
+}
+
+}  // namespace

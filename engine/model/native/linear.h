@@ -1,0 +1,152 @@
+// Quantised matrix times rows: exact int8 products per block of 32, then float32 over the blocks in order.
+//
+// An output element sees the same operations in the same order whatever the number of rows and threads, so a row's
+// result never depends on its neighbours (tests/unit/native/test_row_invariance.py).
+#pragma once
+#include "elementwise.h"
+
+namespace {
+
+constexpr int kRowBlock = 128;  // rows whose activations stay in the second-level cache over all tiles
+
+struct Q40 {
+    static constexpr int kBytes = kTile * kBlock / 2, kOffset = 8;
+    static constexpr bool kMin = false;
+    static void unpack(const uint8_t* p, LaneW w[8]) {
+        for (int i = 0; i < 4; ++i) lane_nibbles(p + 64 * i, w[i], w[i + 4]);
+    }
+    static LaneI dot(LaneI acc, LaneW w, const int8_t* x) { return dot_nibbles(acc, w, x); }
+};
+struct Q41 : Q40 {
+    static constexpr int kOffset = 0;
+    static constexpr bool kMin = true;
+};
+struct Q80 {
+    static constexpr int kBytes = kTile * kBlock, kOffset = kByteOffset;
+    static constexpr bool kMin = false;
+    static void unpack(const uint8_t* p, LaneW w[8]) {
+        for (int i = 0; i < 8; ++i) w[i] = lane_bytes(p + 64 * i);
+    }
+    static LaneI dot(LaneI acc, LaneW w, const int8_t* x) { return dot_bytes(acc, w, x); }
+};
+
+// out[m][0..15] = the tile's 16 rows times activation row row0 + m, for N rows.
+template <class Format, int N>
+void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_t row0, float (*out)[kTile]) {
+    const int blocks = w.blocks;
+    const int8_t* q = x.q + row0 * x.cols;
+    const int64_t meta = row0 * blocks;
+    for (int part = 0; part < kTile; part += kLanes) {
+        const uint8_t* quants = w.quants + tile * blocks * Format::kBytes + part * 4;
+        const int64_t scale_at = tile * blocks * kTile + part;
+        LaneF acc[N];
+        for (int m = 0; m < N; ++m) acc[m] = lane_splat(0.0f);
+        for (int b = 0; b < blocks; ++b) {
+            LaneW weights[8];
+            Format::unpack(quants + static_cast<int64_t>(b) * Format::kBytes, weights);
+            const LaneF scale = lane_half(w.scales + scale_at + b * kTile);
+            LaneF least;
+            if constexpr (Format::kMin) least = lane_half(w.mins + scale_at + b * kTile);
+            for (int m = 0; m < N; ++m) {
+                const int8_t* row = q + static_cast<int64_t>(m) * x.cols + b * kBlock;
+                const int64_t at = meta + static_cast<int64_t>(m) * blocks + b;
+                LaneI dot = lane_splat_int(Format::kOffset ? -Format::kOffset * x.isum[at] : 0);
+                for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], row + 4 * g);
+                acc[m] = fma(to_float(dot), scale * lane_splat(x.scale[at]), acc[m]);
+                if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(x.sum[at]), acc[m]);
+            }
+        }
+        for (int m = 0; m < N; ++m) lane_store(out[m] + part, acc[m]);
+    }
+}
+
+using TileKernel = void (*)(const Matrix&, int64_t, const Activations&, int64_t, float (*)[kTile]);
+
+template <class Format>
+TileKernel kernel_for(int rows) {
+    static_assert(kRowTile == 4 || kRowTile == 8);
+    static constexpr TileKernel few[] = {tile_times_rows<Format, 1>, tile_times_rows<Format, 2>,
+                                         tile_times_rows<Format, 3>, tile_times_rows<Format, 4>};
+    if (rows <= 4) return few[rows - 1];
+    if constexpr (kRowTile == 8) {
+        static constexpr TileKernel more[] = {tile_times_rows<Format, 5>, tile_times_rows<Format, 6>,
+                                              tile_times_rows<Format, 7>, tile_times_rows<Format, 8>};
+        return more[rows - 5];
+    }
+    return nullptr;
+}
+
+inline TileKernel kernel_for(const Matrix& w, int rows) {
+    if (w.type == kQ4_0) return kernel_for<Q40>(rows);
+    if (w.type == kQ4_1) return kernel_for<Q41>(rows);
+    return kernel_for<Q80>(rows);
+}
+
+// Calls done(tile, row0, n, out) for every tile of `tiles` and every group of n rows.
+template <class Done>
+void multiply(const Matrix& w, const Activations& x, int64_t rows, Range tiles, Done&& done) {
+    alignas(64) float out[kRowTile][kTile];
+    for (int64_t from = 0; from < rows; from += kRowBlock) {
+        const int64_t to = from + kRowBlock < rows ? from + kRowBlock : rows;
+        for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
+            for (int64_t row = from; row < to; row += kRowTile) {
+                const int n = to - row < kRowTile ? static_cast<int>(to - row) : kRowTile;
+                kernel_for(w, n)(w, tile, x, row, out);
+                done(tile, row, n, out);
+            }
+        }
+    }
+}
+
+inline int tile_width(const Matrix& w, int64_t tile) {
+    const int64_t left = w.rows - tile * kTile;
+    return left < kTile ? static_cast<int>(left) : kTile;
+}
+
+inline void add_bias(float* out, const float* bias, int64_t tile, int width) {
+    if (bias != nullptr)
+        for (int i = 0; i < width; ++i) out[i] += bias[tile * kTile + i];
+}
+
+// The result of w times x at to + row * stride.
+inline void multiply_into(const Matrix& w, const Activations& x, int64_t rows, Range tiles, const float* bias, float* to,
+                          int64_t stride) {
+    multiply(w, x, rows, tiles, [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
+        const int width = tile_width(w, tile);
+        for (int m = 0; m < n; ++m) {
+            add_bias(out[m], bias, tile, width);
+            __builtin_memcpy(to + (row + m) * stride + tile * kTile, out[m], static_cast<size_t>(width) * 4);
+        }
+    });
+}
+
+// The same, added to what is there.
+inline void multiply_onto(const Matrix& w, const Activations& x, int64_t rows, Range tiles, const float* bias, float* to,
+                          int64_t stride) {
+    multiply(w, x, rows, tiles, [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
+        const int width = tile_width(w, tile);
+        for (int m = 0; m < n; ++m) {
+            add_bias(out[m], bias, tile, width);
+            float* at = to + (row + m) * stride + tile * kTile;
+            for (int i = 0; i < width; ++i) at[i] += out[m][i];
+        }
+    });
+}
+
+// silu(gate times x) * (up times x).
+inline void multiply_gated(const Layer& layer, const Activations& x, int64_t rows, Range tiles, float* to, int64_t stride) {
+    const Matrix &gate = layer.matrix[kWgate], &up = layer.matrix[kWup];
+    multiply(gate, x, rows, tiles, [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
+        alignas(64) float upper[kRowTile][kTile];
+        kernel_for(up, n)(up, tile, x, row, upper);
+        const int width = tile_width(gate, tile);
+        for (int m = 0; m < n; ++m) {
+            add_bias(out[m], layer.vector[kBgate], tile, width);
+            add_bias(upper[m], layer.vector[kBup], tile, width);
+            store(out[m], silu(load(out[m])) * load(upper[m]));
+            __builtin_memcpy(to + (row + m) * stride + tile * kTile, out[m], static_cast<size_t>(width) * 4);
+        }
+    });
+}
+
+}  // namespace

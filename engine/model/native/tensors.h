@@ -1,0 +1,98 @@
+// What every variant shares: quantised matrices in tiles of 16 output rows, quantised activations, model, scratch.
+//
+// A tile keeps the bits of the file and only interleaves them: per block of 32 inputs, 4 input bytes of each of the 16
+// rows lie side by side, so that one 64-byte vector meets one broadcast of 4 int8 activations.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "abi.h"
+#include "arena.h"
+#include "pool.h"
+
+constexpr int kTile = 16;
+constexpr int kBlock = 32;
+
+struct Matrix {
+    int32_t type = kQ4_0, rows = 0, cols = 0, tiles = 0, blocks = 0;
+    uint8_t* quants = nullptr;   // [tiles, blocks, quant_bytes()]
+    uint16_t* scales = nullptr;  // [tiles, blocks, 16] half floats
+    uint16_t* mins = nullptr;    // the same, Q4_1 only
+    size_t bytes = 0;
+
+    int quant_bytes() const { return type == kQ8_0 ? kTile * kBlock : kTile * kBlock / 2; }
+};
+
+struct Activations {  // rows quantised to int8 in blocks of 32
+    int32_t cols = 0, blocks = 0;
+    int8_t* q = nullptr;        // [rows, cols]
+    float* scale = nullptr;     // [rows, blocks]
+    float* sum = nullptr;       // [rows, blocks]: scale * sum of q
+    int32_t* isum = nullptr;    // [rows, blocks]: sum of q
+};
+
+struct Layer {
+    Matrix matrix[kLayerMatrices];
+    float* vector[kLayerVectors] = {};
+    void* keys = nullptr;    // [num_blocks, kv_heads, head_dim, block_size]
+    void* values = nullptr;  // [num_blocks, block_size, kv_heads, head_dim]
+};
+
+struct Best {
+    float value;
+    int64_t token;
+};
+
+struct Scratch {
+    int32_t rows = 0, logit_rows = 0;
+    void* memory = nullptr;
+    float *x = nullptr, *qkv = nullptr, *attn = nullptr, *ffn = nullptr;
+    int32_t *segment_of = nullptr, *position = nullptr;
+    Activations shared;
+    Activations own[kMaxThreads];  // a few rows are cheaper to quantise twice than to wait for
+    Best* best = nullptr;          // [threads, logit_rows]
+};
+
+struct Variant;
+
+struct Model {
+    ShapeArgs shape;
+    const Variant* variant = nullptr;
+    Layer* layers = nullptr;
+    Matrix embedding, head;
+    float* final_norm = nullptr;
+    const float *cos = nullptr, *sin = nullptr;  // [max_context, head_dim / 2]
+    Scratch scratch;
+    Pool* pool = nullptr;
+    Arena arena;
+    char error[256] = {};
+
+    const Matrix& head_matrix() const { return head.quants ? head : embedding; }
+    int q_size() const { return shape.heads * shape.head_dim; }
+    int kv_size() const { return shape.kv_heads * shape.head_dim; }
+    int qkv_size() const { return q_size() + 2 * kv_size(); }
+};
+
+// One instruction-set level: the same source compiled with other flags, the same bits out.
+struct Variant {
+    const char* name;
+    void (*step)(Model&, const StepArgs&, int thread);
+    void (*embed)(const Model&, const int64_t* tokens, int64_t count, float* out);
+    void (*head)(Model&, const float* hidden, int64_t rows, float* logits, int thread);
+};
+
+struct Range {
+    int64_t begin, end;
+};
+
+// Thread `thread`'s contiguous share of `count` items.
+inline Range share(int64_t count, int threads, int thread) {
+    return {count * thread / threads, count * (thread + 1) / threads};
+}
+
+// Keeps a sentence for the caller and returns 1.
+int fail(Model& model, const char* format, ...) __attribute__((format(printf, 2, 3)));
+// Packs one GGUF matrix into tiles; returns 0, or 1 with an error kept.
+int pack(Model& model, const MatrixArgs& from, Matrix& to);
+// Makes scratch memory for this many rows; returns 0, or 1 with an error kept.
+int make_room(Model& model, int64_t rows, int64_t logit_rows);

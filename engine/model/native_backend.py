@@ -1,0 +1,150 @@
+"""The compiled CPU backend: weights stay quantised as in the GGUF file, a whole step is one call."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output
+from engine.model.config import ModelConfig
+from engine.model.gguf import GGUFFile
+from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
+from engine.model.load import rope_frequencies
+from engine.model.native.build import BuildError
+from engine.model.native.library import PARTS, KvType, NativeModel, ShapeArgs, StepArgs, load
+from engine.model.quant import fill, unsupported
+
+_KV_DTYPES = {"auto": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_KV_TYPES = {torch.float32: KvType.F32, torch.float16: KvType.F16, torch.bfloat16: KvType.BF16}
+
+
+class NativeBackend:
+    """Implements `engine.model.backend.Backend`; a row's result is bitwise the same in every batch.
+
+    Keys lie in their blocks as `[kv_heads, head_dim, block_size]`, so that 16 positions are one vector.
+    """
+
+    def __init__(
+        self, config: ModelConfig, file: GGUFFile, kv: PagedKV, threads: int, variant: str | None = None
+    ) -> None:
+        self.config = config
+        self.kv = kv
+        self.device = torch.device("cpu")
+        cos, sin = rotary_tables(config, file)
+        self.model = NativeModel(_shape(config, kv, threads), cos, sin, variant)
+        for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
+            self.model.set_cache(layer, keys.data_ptr(), values.data_ptr())
+        fill(self.model, file)
+        kind = file.info("blk.0.attn_q.weight").type_name
+        self.name = f"native {kind} {self.model.variant}"
+        self._all_layers = np.arange(config.num_layers, dtype=np.int32)
+        self._part_ns: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+
+    def run(self, batch: Batch) -> Output:
+        """Raises `NativeError` for a batch that names tokens, blocks, rows or layers that do not exist."""
+        rows, wanted, taps = batch.tokens.numel(), len(batch.logit_rows), len(batch.taps)
+        argmax = torch.empty(wanted, dtype=torch.int64)
+        logits = None if batch.greedy or not wanted else torch.empty(wanted, self.config.vocab_size)
+        hidden = torch.empty(rows, taps, self.config.hidden_size) if taps else None
+        tokens, tables = batch.tokens.contiguous(), batch.block_tables.contiguous()
+        numbers = [np.asarray(part, np.int32) for part in (batch.row_offsets, batch.starts, batch.logit_rows, batch.taps)]
+        offsets, starts, logit_rows, tap_layers = numbers
+        layers = self._all_layers if batch.layers is None else np.asarray(batch.layers, np.int32)
+        self.model.step(
+            StepArgs(
+                rows, len(starts), wanted, taps, len(layers), tables.shape[1],
+                tokens.data_ptr(), offsets.ctypes.data, starts.ctypes.data, tables.data_ptr(), logit_rows.ctypes.data,
+                tap_layers.ctypes.data, layers.ctypes.data, _address(hidden), _address(logits), argmax.data_ptr(),
+                None if self._part_ns is None else self._part_ns.ctypes.data,
+            )
+        )  # fmt: skip
+        return Output(argmax, logits, hidden)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = tokens.contiguous()
+        out = torch.empty(tokens.numel(), self.config.hidden_size)
+        self.model.embed(tokens.data_ptr(), tokens.numel(), out.data_ptr())
+        return out
+
+    def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden.float().contiguous()
+        logits = torch.empty(hidden.shape[0], self.config.vocab_size)
+        self.model.head(hidden.data_ptr(), hidden.shape[0], logits.data_ptr())
+        return logits
+
+    def profile(self, on: bool) -> None:
+        """Start to add up the time of every part of a step, or stop."""
+        self._part_ns = np.zeros(len(PARTS), np.int64) if on else None
+
+    def part_seconds(self) -> dict[str, float]:
+        """Seconds per part on the calling thread since `profile(True)`; empty when not profiled."""
+        return {} if self._part_ns is None else dict(zip(PARTS, (self._part_ns / 1e9).tolist(), strict=True))
+
+    def close(self) -> None:
+        self.model.close()
+
+
+def open_backend(request: BackendRequest) -> Backend:
+    """Pack a GGUF file of supported types; `auto` keeps the cache in float16.
+
+    Raises `BackendUnavailable` without a compiler, for other files and for tensor types without a kernel.
+    """
+    file = _open_file(request.path)
+    try:
+        load()
+    except (BuildError, OSError) as error:
+        raise BackendUnavailable(str(error)) from None
+    config, dtype = request.config, _KV_DTYPES[request.dtype]
+    per_token = config.num_layers * 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+    tokens = request.kv_tokens or default_kv_tokens(
+        per_token, config.max_context, request.max_batch_size, available_bytes(torch.device("cpu"))
+    )
+    blocks, size = -(-tokens // request.block_size), request.block_size
+    kv = PagedKV(config.num_layers, blocks, size, config.num_kv_heads, config.head_dim, dtype)
+    return NativeBackend(config, file, kv, request.threads)
+
+
+def _open_file(path: Path) -> GGUFFile:
+    if path.is_dir():
+        raise BackendUnavailable("the native kernels read GGUF files only, and this is a directory")
+    file = GGUFFile(path)
+    reason = unsupported(file)
+    if reason is not None:
+        raise BackendUnavailable(reason)
+    return file
+
+
+def rotary_tables(config: ModelConfig, file: GGUFFile) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines, float32 `[max_context, head_dim / 2]`."""
+    scaling = config.rope_scaling
+    factors = None
+    if scaling is not None and scaling.kind == "factors":
+        factors = torch.from_numpy(file.dequantize("rope_freqs.weight"))
+    angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32), rope_frequencies(config, factors))
+    return angles.cos().numpy(), angles.sin().numpy()
+
+
+def _shape(config: ModelConfig, kv: PagedKV, threads: int) -> ShapeArgs:
+    return ShapeArgs(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        ffn=config.intermediate_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        max_context=config.max_context,
+        block_size=kv.block_size,
+        num_blocks=kv.num_blocks,
+        kv_type=_KV_TYPES[kv.dtype],
+        threads=threads,
+        rms_eps=config.rms_eps,
+        attention_scale=1.0 / math.sqrt(config.head_dim),
+    )
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
