@@ -90,9 +90,8 @@ def open_heads(backend: Backend) -> list[DraftHead]:
     """Every head that is trained for the backend's model."""
     heads: list[DraftHead] = []
     for module in _HEAD_MODULES.values():
-        if find_spec(module) is None:
-            continue
-        head: DraftHead | None = import_module(module).open_head(backend)
+        opener = getattr(import_module(module), "open_head", None) if find_spec(module) else None
+        head: DraftHead | None = opener(backend) if opener is not None else None
         if head is not None:
             heads.append(head)
     return heads
