@@ -86,6 +86,8 @@ class Context:
     telemetry: Sink = field(default_factory=NullSink)
     grammars: GrammarFactory | None = None
     max_batch_size: int = 8
+    spec_slot_cap: int = 256
+    """Slots below this one may speculate."""
     draw_seed: Callable[[], int] = lambda: 0
     """Seeds for requests that name none."""
     unix_ns: Callable[[], int] = lambda: 0

@@ -1,0 +1,150 @@
+"""The decode lane: one step for everyone who chats, by the first row of the contract's table that applies.
+
+Drafters come first (n-gram, self-speculation, a draft head behind the gate), then running ahead, then plain. Every
+drafter and width goes through one verify: feed the last token and the drafts, keep what the target agrees with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from engine.core.device import Draft, DrafterName, Segment, StepKind, StepResult
+from engine.core.sequence import Sequence, Status
+from engine.core.state import EngineState, Flow
+from engine.lanes import pipeline
+from engine.lanes.choice import Choice, Router
+from engine.lanes.draft import NO_DRAFT, Drafting
+from engine.lanes.eligibility import LANE_OF
+from engine.lanes.emit import Committed, commit
+from engine.lanes.park import make_room, trim
+from engine.lanes.run import decode_segment, run
+from engine.lanes.shadow import Shadow
+from engine.lanes.trace import Timing, Work, record_step
+from telemetry.names import Lane, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The drafts of a step and how they came about."""
+
+    drafts: Seq[Draft]
+    lane: Lane
+    drafter: DrafterName | None
+    k: int = 0
+    k_reason: str = ""
+
+    @property
+    def any(self) -> bool:
+        return any(draft.tokens for draft in self.drafts)
+
+
+class Decode:
+    """The lane with the state that speculation keeps between steps."""
+
+    def __init__(self) -> None:
+        self.drafting = Drafting()
+        self.router = Router(self.drafting)
+        self._shadow = Shadow()
+
+    def __call__(self, engine: EngineState) -> Flow:
+        seqs = [seq for seq in engine.queues.active if not seq.is_finished]
+        if engine.did_mixed_step or not seqs:
+            return Flow.PROCEED
+        if engine.flight is not None and list(engine.flight.seqs) != seqs:
+            pipeline.settle(engine)
+            seqs = [seq for seq in seqs if not seq.is_finished]
+        choice = self.router.choose(engine, seqs)
+        if choice.drafter is None and choice.may_run_ahead and self._run_ahead(engine, choice, seqs):
+            return Flow.PROCEED
+        pipeline.settle(engine)
+        seqs = self._with_room(engine, seqs)
+        if seqs:
+            self._step(engine, choice, seqs)
+        return Flow.PROCEED
+
+    def _run_ahead(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> bool:
+        """Take the pipelined lane if this batch and the pool allow it."""
+        reason = pipeline.refuses(engine)
+        engine.refusals = choice.refusals if reason is None else (*choice.refusals, (Lane.PIPELINED, reason))
+        if reason is not None:
+            return False
+        if engine.flight is None:
+            seqs = self._with_room(engine, seqs)
+        pipeline.pipelined(engine, seqs)
+        return True
+
+    def _step(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> None:
+        """Draft, verify, commit, and tell the gate what it delivered for its time."""
+        step, started = engine.next_step(), engine.ctx.clock.now_ns()
+        drafted = self._draft(engine, choice, seqs)
+        segments = self._segments(engine, seqs, drafted)
+        drafted_at = engine.ctx.clock.now_ns()
+        kind = StepKind.VERIFY if drafted.any else StepKind.DECODE
+        result = run(engine, step, kind, segments, seqs)
+        if result is None:
+            return
+        returned = engine.ctx.clock.now_ns()
+        if drafted.any:
+            self._shadow.check(engine, step, segments, result)
+        work = self._commit(engine, seqs, segments, result, drafted, step)
+        timing = Timing(started, drafted_at, returned, result.device_us)
+        rows = sum(len(segment.tokens) for segment in segments)
+        ended = record_step(
+            engine, drafted.lane, step, timing, work, rows=rows, width=len(seqs), k=drafted.k, k_reason=drafted.k_reason
+        )
+        if not drafted.any:
+            engine.pacer.note_decode(returned - drafted_at, len(seqs))
+        emitted = sum(part.committed.emitted for part in work)
+        self.router.record(engine, choice, step, ended - started, emitted, [part.committed for part in work])
+
+    def _draft(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> Drafted:
+        if choice.drafter is None:
+            engine.refusals = engine.refusals if choice.may_run_ahead else choice.refusals
+            return Drafted([NO_DRAFT for _ in seqs], Lane.PLAIN, None)
+        drafts, k, reason = self.drafting.propose(engine, choice.drafter, seqs, choice.most)
+        engine.refusals = choice.refusals
+        lane = LANE_OF[choice.drafter]
+        if choice.drafter is DrafterName.NGRAM and not drafts[0].tokens:
+            engine.refusals = (*choice.refusals, (Lane.NGRAM, Refusal.NO_MATCH))
+            lane = Lane.PLAIN
+        return Drafted(drafts, lane, choice.drafter, k, reason)
+
+    def _segments(self, engine: EngineState, seqs: list[Sequence], drafted: Drafted) -> list[Segment]:
+        """One segment per sequence; drafts for which the pool has no block are left out, nobody is parked for them."""
+        segments = []
+        for seq, draft in zip(seqs, drafted.drafts, strict=True):
+            need = engine.pool.blocks_for(seq.seq_len + 1 + len(draft.tokens)) - len(seq.blocks)
+            tokens = draft.tokens
+            if need > 0 and engine.pool.can_allocate(need):
+                seq.blocks.extend(engine.pool.allocate(need))
+            elif need > 0:
+                tokens = tokens[: len(seq.blocks) * engine.pool.block_size - seq.seq_len - 1]
+            segments.append(decode_segment(engine, seq, tokens))
+        return segments
+
+    def _commit(
+        self,
+        engine: EngineState,
+        seqs: list[Sequence],
+        segments: list[Segment],
+        result: StepResult,
+        drafted: Drafted,
+        step: int,
+    ) -> list[Work]:
+        work = []
+        for seq, segment, sampled in zip(seqs, segments, result.sampled, strict=True):
+            drafts = segment.tokens[1:]
+            committed: Committed = commit(engine, seq, sampled, drafted.lane, step, drafts)
+            trim(engine, seq)
+            if drafted.drafter is not None:
+                self.drafting.observe(engine, drafted.drafter, seq, len(drafts), committed.accepted)
+            work.append(Work(seq, committed))
+        return work
+
+    def _with_room(self, engine: EngineState, seqs: list[Sequence]) -> list[Sequence]:
+        """Those of `seqs` that still decode after every one got room for a token; making it may park some."""
+        for seq in seqs:
+            if seq.status is Status.ACTIVE:
+                make_room(engine, seq, seq.seq_len + 1)
+        return [seq for seq in seqs if seq.status is Status.ACTIVE]

@@ -1,0 +1,116 @@
+"""What a step leaves behind: one record with its width, its tokens, and why it was not another lane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from engine.core.sequence import Sequence
+from engine.core.state import EngineState
+from engine.lanes.emit import Committed
+from telemetry.record import SeqShare, StepRecord
+
+STEP_LEVEL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Clock readings of one step in ns, and what the device reported."""
+
+    started: int
+    drafted: int
+    returned: int
+    device_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One sequence's part in a step."""
+
+    seq: Sequence
+    committed: Committed
+    prefill_tokens: int = 0
+
+
+NOTHING = Committed(0, 0, 0)
+
+
+def record_step(
+    engine: EngineState,
+    lane: str,
+    step: int,
+    timing: Timing,
+    work: Seq[Work],
+    *,
+    rows: int,
+    width: int,
+    k: int = 0,
+    k_reason: str = "",
+    cached_tokens: int = 0,
+    decoded: bool = True,
+) -> int:
+    """Append the record of one lane step; returns the clock at its end in ns."""
+    ended = engine.ctx.clock.now_ns()
+    if decoded:
+        engine.lane = lane
+    if engine.ctx.levers.int("trace_level") < STEP_LEVEL:
+        return ended
+    drafted = sum(part.committed.drafted for part in work)
+    accepted = sum(part.committed.accepted for part in work)
+    emitted = sum(part.committed.emitted for part in work)
+    engine.ctx.telemetry.append(
+        StepRecord(
+            step_id=step,
+            tick=engine.tick,
+            lane=lane,
+            start_ns=timing.started,
+            end_ns=ended,
+            width=width,
+            rows=rows,
+            prefill_tokens=sum(part.prefill_tokens for part in work),
+            drafted=drafted,
+            accepted=accepted,
+            bonus=emitted - accepted,
+            emitted=emitted,
+            drafted_at=_at_position([part.committed.drafted for part in work]) if drafted else (),
+            accepted_at=_at_position([part.committed.accepted for part in work]) if accepted else (),
+            k=k,
+            k_reason=k_reason,
+            refusals=engine.refusals if decoded else (),
+            kv_used=engine.pool.used,
+            kv_total=engine.pool.num_blocks,
+            depth=max((part.seq.seq_len for part in work), default=0),
+            draft_us=(timing.drafted - timing.started) // 1000,
+            device_us=timing.device_us or (timing.returned - timing.drafted) // 1000,
+            commit_us=(ended - timing.returned) // 1000,
+            cached_tokens=cached_tokens,
+            shares=tuple(part.committed.share(part.seq, part.prefill_tokens) for part in work),
+        )
+    )
+    return ended
+
+
+def record_park(engine: EngineState, seq: Sequence, lane: str, started: int, blocks: int) -> None:
+    """A sequence was spilled, brought back or preempted; `blocks` moved or were freed."""
+    if engine.ctx.levers.int("trace_level") < STEP_LEVEL:
+        return
+    engine.ctx.telemetry.append(
+        StepRecord(
+            step_id=engine.next_step(),
+            tick=engine.tick,
+            lane=lane,
+            start_ns=started,
+            end_ns=engine.ctx.clock.now_ns(),
+            width=len(engine.queues.active),
+            rows=blocks * engine.pool.block_size,
+            kv_used=engine.pool.used,
+            kv_total=engine.pool.num_blocks,
+            depth=seq.seq_len,
+            shares=(SeqShare(seq.request_id),),
+        )
+    )
+
+
+def _at_position(counts: Seq[int]) -> tuple[int, ...]:
+    """How many of `counts` reach position 1, 2, ...; their sum is the sum of `counts`."""
+    return tuple(sum(count > at for count in counts) for at in range(max(counts)))
