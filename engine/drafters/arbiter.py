@@ -1,0 +1,375 @@
+"""`drafter=auto`: at every step the drafter and draft count that promise the most tokens per second, by measurement.
+
+A step of an arm emits 1 + (expected accepted) tokens per sequence and takes (drafting + verify) time; both factors are
+learned from steps that ran, so all draft counts of a drafter share one acceptance record and all drafters one verify
+cost (`promise.py`). The *base* is plain or one drafter that guesses; it changes only on measured evidence, as the
+gate's mode does. Copies of the history are taken step by step, wherever a match is worth more than the base, because
+how often they are right is known from every emitted token without drafting. Probes are paid from a budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from engine.core.device import DrafterName
+from engine.drafters.acceptance import MatchAcceptance
+from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, is_other_depth, width_bucket
+from engine.drafters.promise import PLAIN, ArmKey, Offer, Promises
+from engine.levers.resolve import LeverState
+from telemetry.names import GateReason
+
+SETTLE_STEPS: Final = 4
+PLAIN_PROBE_STEPS: Final = 4
+"""What a plain step emits is known, so a few steps tell its rate; a drafter's acceptance takes more."""
+DRAFTER_PROBE_STEPS: Final = 8
+PROBE_SHARE: Final = 0.01
+PROBE_CAP_TOKENS: Final = 16.0
+LEAST_MARGIN: Final = 0.01
+RATE_MEMORY: Final = 0.98
+
+Base = DrafterName | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArbiterSettings:
+    window: int = 16
+    dwell: int = 2
+    margin: float = 0.05
+    reprobe_tokens: int = 256
+    refresh_tokens: int = 1024
+
+    @classmethod
+    def of(cls, levers: LeverState) -> ArbiterSettings:
+        return cls(
+            window=levers.int("gate_window"),
+            dwell=levers.int("gate_dwell"),
+            margin=levers.float("gate_margin"),
+            reprobe_tokens=levers.int("gate_reprobe_tokens"),
+            refresh_tokens=levers.int("gate_refresh_tokens"),
+        )
+
+
+@dataclass(slots=True)
+class _Probe:
+    base: Base
+    steps_left: int
+    lost_ns: float = 0.0
+
+
+@dataclass(slots=True)
+class _Delivered:
+    """Tokens and time of late: the throughput that clients really got."""
+
+    tokens: float = 0.0
+    wall_ns: float = 0.0
+    steps: int = 0
+
+    def add(self, tokens: int, wall_ns: int) -> None:
+        self.tokens = self.tokens * RATE_MEMORY + tokens
+        self.wall_ns = self.wall_ns * RATE_MEMORY + wall_ns
+        self.steps += 1
+
+    @property
+    def rate(self) -> float:
+        """Tokens per nanosecond."""
+        return self.tokens / self.wall_ns if self.wall_ns else 0.0
+
+
+@dataclass(slots=True)
+class _Standing:
+    """How current the evidence about a base is, and how often it beat the running one, each time on new evidence."""
+
+    is_measured: bool = False
+    is_stale: bool = False
+    age_tokens: int = 0
+    wins: int = 0
+    is_confirming: bool = False
+
+
+class Arbiter:
+    """Call order of a step: `choose`, the step, `record`. Emitted tokens reach `matches` by `NgramIndex.append`."""
+
+    def __init__(self, settings: ArbiterSettings) -> None:
+        self.settings = settings
+        """May be replaced between steps."""
+        self.base: Base = None
+        self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
+        self._promises = Promises()
+        self._standings: dict[Base, _Standing] = {}
+        self._offer: Offer = {}
+        self._delivered = _Delivered()
+        self._probe: _Probe | None = None
+        self._shortfalls = 0
+        self._copies_paused_tokens = 0
+        self._settle_left = 0
+        self._depth = self._depth_anchor = 0
+        self._is_new = True
+        self._arm = PLAIN
+        self._reason = GateReason.COLD
+        self._step = 0
+
+    @property
+    def matches(self) -> MatchAcceptance:
+        """Give this to every `NgramIndex` as its observer."""
+        return self._promises.matches
+
+    # Before the step
+
+    def choose(self, available: Sequence[ArmKey], depth: int, width: int, match_len: int = 0) -> ArmKey:
+        """The arm of this step, one of `available` (plain where that is empty).
+
+        `match_len` is `NgramIndex.match_len`; without it no n-gram arm is taken."""
+        self._note(depth, width, match_len)
+        offer: dict[Base, list[int]] = {}
+        for arm in available:
+            offer.setdefault(arm.drafter, []).append(arm.drafts)
+        copies = offer.pop(DrafterName.NGRAM, [])
+        self._offer = offer
+        self._arm = self._pick_base() if offer else PLAIN
+        if copies and match_len and self._may_copy():
+            price = self._price()
+            copy = self._promises.best(DrafterName.NGRAM, copies, price)
+            if not offer or self._promises.worth(copy, price) > self._promises.worth(self._arm, price):
+                self._arm = copy
+        return self._arm
+
+    def trim(self, drafter: DrafterName, confidences: Sequence[float]) -> int:
+        """How many of the drafts just made to verify, 1 to `len(confidences)`, by their calibrated confidences."""
+        return self._promises.best_prefix(drafter, confidences, self._price())
+
+    # After the step
+
+    def record(
+        self,
+        arm: ArmKey,
+        wall_ns: int,
+        emitted: int,
+        width: int,
+        outcomes: Sequence[tuple[int, int]] = (),
+        draft_ns: int = 0,
+    ) -> None:
+        """Take in a step: `wall_ns` of all of it, of which `draft_ns` went into drafting.
+
+        `outcomes` are (drafted, accepted) of every sequence, needed where several run or a reply ended in the step;
+        an arm with a drafter whose outcomes are all (0, 0) was a bootstrap: paid for, but it says nothing of costs."""
+        if wall_ns <= 0:
+            return
+        emitted = max(emitted, 1)
+        if arm.drafter and not outcomes and width == 1:
+            outcomes = ((arm.drafts, min(arm.drafts, emitted - 1)),)
+        self._step += 1
+        self._age(emitted)
+        if arm.drafter and arm.drafter is not DrafterName.NGRAM:
+            for drafted, accepted in outcomes:
+                self._promises.accepts(arm.drafter).add(drafted, accepted)
+        if self._settle_left:
+            self._settle_left -= 1
+            return
+        if arm.drafter is None or any(drafted for drafted, _ in outcomes):
+            self._promises.costs.add(arm.drafter, arm.drafts, wall_ns, draft_ns, self._step)
+        self._account(arm, wall_ns, emitted)
+
+    def record_confidences(self, drafter: DrafterName, confidences: Sequence[float], accepted: int) -> None:
+        """Learn what stated confidences were worth; `confidences` are those of the drafts that were verified."""
+        self._promises.calibrated(drafter).add(confidences, accepted)
+
+    def explain(self) -> Explanation:
+        rival = self._rival()
+        return Explanation(
+            mode=self.base.value if self.base else "plain",
+            arm=self._arm.name,
+            reason=self._reason,
+            arms=self._rows(),
+            margin=self._margin(rival) * 1e9,
+            losses=max((standing.wins for standing in self._standings.values()), default=0),
+            depth=self._depth,
+            width_bucket=self._promises.bucket,
+            tokens_until_probe=self._tokens_until_probe(),
+        )
+
+    # Choosing
+
+    def _price(self) -> float:
+        """Tokens that a nanosecond is worth: what the best known way of late delivers."""
+        return max(self._promises.rate(PLAIN), self._delivered.rate)
+
+    def _pick_base(self) -> ArmKey:
+        price = self._price()
+        if self._probe and self._probe.base not in self._offer:
+            self._probe = None
+        if not self._settle_left and not self._probe:
+            self._begin_due_probe()
+        if self._settle_left:
+            self._reason = GateReason.SETTLE
+        elif self._probe:
+            self._reason = GateReason.PROBE if self.base is None else GateReason.REFRESH
+            return self._promises.best(self._probe.base, self._offer[self._probe.base], price)
+        elif self._reason is not GateReason.SWITCH:
+            self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
+        base = self.base if self.base in self._offer else next(iter(self._offer))
+        return self._promises.best(base, self._offer[base], price)
+
+    def _may_copy(self) -> bool:
+        return not (self._probe or self._settle_left or self._copies_paused_tokens)
+
+    # Regimes
+
+    def _note(self, depth: int, width: int, match_len: int) -> None:
+        promises, bucket = self._promises, width_bucket(width)
+        if self._is_new:
+            self._depth_anchor, self._is_new = depth, False
+        elif bucket != promises.bucket:
+            self._settle_left = SETTLE_STEPS
+            self._start_over(depth)
+        elif is_other_depth(self._depth_anchor, depth):
+            promises.costs.restart()
+            self._start_over(depth)
+        self._depth = depth
+        promises.bucket, promises.width, promises.match_len = bucket, max(width, 1), match_len
+
+    def _start_over(self, depth: int) -> None:
+        self._depth_anchor = depth
+        self._probe = None
+        self._delivered = _Delivered()
+        for standing in self._standings.values():
+            standing.is_stale = standing.is_measured
+            standing.wins = 0
+
+    def _age(self, tokens: int) -> None:
+        self._copies_paused_tokens = max(0, self._copies_paused_tokens - tokens)
+        for standing in self._standings.values():
+            standing.age_tokens += tokens
+
+    # Evidence
+
+    def _standing(self, base: Base) -> _Standing:
+        return self._standings.setdefault(base, _Standing())
+
+    def _base_rate(self, base: Base) -> float:
+        """Tokens per nanosecond that a base promises at its best draft count."""
+        counts = self._offer.get(base)
+        return self._promises.rate(self._promises.best(base, counts, self._price())) if counts else 0.0
+
+    def _account(self, arm: ArmKey, wall_ns: int, emitted: int) -> None:
+        probe = self._probe
+        if probe is None or probe.base is not arm.drafter:
+            self._delivered.add(emitted, wall_ns)
+            self.budget.accrue(wall_ns, wall_ns * self._promises.width / emitted)
+            self._note_running(arm)
+            return
+        probe.steps_left -= 1
+        probe.lost_ns += wall_ns - emitted / self._price()
+        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.saved_ns:
+            self._end_probe(probe)
+
+    def _note_running(self, arm: ArmKey) -> None:
+        """The running base is measured once its own steps tell its cost."""
+        if arm.drafter is not self.base:
+            return
+        cost = self._promises.costs.verify.get(arm.drafts)
+        if cost and cost.samples >= PLAIN_PROBE_STEPS:
+            standing = self._standing(self.base)
+            standing.is_measured, standing.is_stale, standing.age_tokens = True, False, 0
+
+    def _end_probe(self, probe: _Probe) -> None:
+        self.budget.spend(probe.lost_ns)
+        self._probe = None
+        standing = self._standing(probe.base)
+        standing.is_measured, standing.is_stale, standing.age_tokens = True, False, 0
+        standing.is_confirming = False
+        self._arbitrate(probe.base, standing)
+
+    def _arbitrate(self, rival: Base, standing: _Standing) -> None:
+        """One new measurement of `rival` is one win or none; `dwell` wins in a row make it the base."""
+        ahead = self._base_rate(rival) - self._base_rate(self.base)
+        if ahead <= self._margin(rival):
+            standing.wins = 0
+            # Too close to call costs almost nothing to measure again, and not to know it costs for ever.
+            standing.is_confirming = ahead > 0
+            return
+        standing.wins += 1
+        standing.is_confirming = True
+        if standing.wins >= self.settings.dwell:
+            self.base = rival
+            self._reason = GateReason.SWITCH
+            self._delivered = _Delivered()
+            for other in self._standings.values():
+                other.wins, other.is_confirming = 0, False
+
+    def _margin(self, rival: Base) -> float:
+        """Tokens per nanosecond by which a rival must be ahead: as much as is uncertain, at most the lever's share."""
+        uncertain = 0.0
+        for base in (self.base, rival):
+            arm = self._promises.best(base, self._offer.get(base, (0,)), self._price())
+            uncertain += self._promises.uncertainty(base, arm.drafts)
+        share = min(max(LEAST_MARGIN, DEVIATION_SHARE * uncertain), max(self.settings.margin, LEAST_MARGIN))
+        return share * self._base_rate(self.base)
+
+    # Probes
+
+    def _begin_due_probe(self) -> None:
+        running = self._standing(self.base)
+        if self.base in self._offer and (running.is_stale or not running.is_measured):
+            return
+        due = [base for base in self._offer if base is not self.base and self._is_due(base)]
+        affordable = [base for base in due if self.budget.affords(self._expected_loss_ns(base))]
+        if affordable:
+            base = max(affordable, key=lambda base: self._standing(base).age_tokens)
+            self._probe = _Probe(base, PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS)
+            if base is None:
+                self._promises.costs.restart_plain()
+
+    def _interval(self) -> int:
+        return self.settings.reprobe_tokens if self.base is None else self.settings.refresh_tokens
+
+    def _is_due(self, base: Base) -> bool:
+        standing = self._standing(base)
+        if not standing.is_measured or standing.is_stale or standing.is_confirming:
+            return True
+        return standing.age_tokens >= self._interval() * self._promises.bucket
+
+    def _expected_loss_ns(self, base: Base) -> float:
+        rate, current = self._base_rate(base), self._base_rate(self.base)
+        if not rate or not current or not self._standing(base).is_measured:
+            return 0.0
+        arm = self._promises.best(base, self._offer[base], self._price())
+        steps = PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS
+        return steps * (self._promises.wall_ns(arm) or 0.0) * max(0.0, 1 - rate / current)
+
+    # Showing
+
+    def _rival(self) -> Base:
+        others = [base for base in self._offer if base is not self.base]
+        return max(others, key=self._base_rate, default=self.base)
+
+    def _rows(self) -> tuple[tuple[str, float, float, int, bool], ...]:
+        rows = []
+        for base, counts in self._offer.items():
+            arm = self._promises.best(base, counts, self._price())
+            standing, rate = self._standing(base), self._promises.rate(arm) * 1e9
+            known = standing.is_measured and rate > 0
+            deviation = rate * self._promises.uncertainty(base, arm.drafts)
+            rows.append(
+                (
+                    arm.name,
+                    rate if known else -1.0,
+                    deviation if known else -1.0,
+                    standing.age_tokens,
+                    standing.is_stale,
+                )
+            )
+        rows.append(("combined", self._delivered.rate * 1e9, 0.0, 0, not self._delivered.steps))
+        return tuple(rows)
+
+    def _tokens_until_probe(self) -> int:
+        waits = [self._tokens_until(base) for base in self._offer if base is not self.base]
+        return 0 if self._probe else min(waits, default=-1)
+
+    def _tokens_until(self, base: Base) -> int:
+        standing, budget = self._standing(base), self.budget
+        due = 0 if self._is_due(base) else self._interval() * self._promises.bucket - standing.age_tokens
+        missing_ns = min(self._expected_loss_ns(base), budget.cap_ns) - budget.saved_ns
+        return max(due, math.ceil(missing_ns / budget.share * self._price()))

@@ -1,0 +1,110 @@
+"""What a step of an arm promises: expected tokens, expected time, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.core.device import DrafterName
+from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcceptance
+from engine.drafters.costs import CostTable
+
+FIRST_GUESS: Final = 3
+"""Drafts to begin with, before any cost is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmKey:
+    """Plain (no drafter, no drafts), or a drafter with a draft count."""
+
+    drafter: DrafterName | None = None
+    drafts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter.value}:{self.drafts}" if self.drafter else "plain"
+
+
+PLAIN: Final = ArmKey()
+
+Offer = Mapping[DrafterName | None, Sequence[int]]
+"""Draft counts by drafter; plain offers 0."""
+
+
+@dataclass(slots=True)
+class Promises:
+    """All that was learned from steps: costs by width bucket, acceptance by drafter."""
+
+    matches: MatchAcceptance = field(default_factory=MatchAcceptance)
+    acceptance: dict[DrafterName, PositionAcceptance] = field(default_factory=dict)
+    calibration: dict[DrafterName, Calibration] = field(default_factory=dict)
+    tables: dict[int, CostTable] = field(default_factory=dict)
+    bucket: int = 1
+    width: int = 1
+    match_len: int = 0
+
+    @property
+    def costs(self) -> CostTable:
+        return self.tables.setdefault(self.bucket, CostTable())
+
+    def accepts(self, drafter: DrafterName) -> PositionAcceptance:
+        return self.acceptance.setdefault(drafter, PositionAcceptance())
+
+    def calibrated(self, drafter: DrafterName) -> Calibration:
+        return self.calibration.setdefault(drafter, Calibration())
+
+    def tokens(self, arm: ArmKey) -> float:
+        """Expected tokens of one step of the whole batch."""
+        match arm.drafter:
+            case None:
+                accepted = 0.0
+            case DrafterName.NGRAM:
+                accepted = self.matches.expected(self.match_len, arm.drafts)
+            case drafter:
+                accepted = self.accepts(drafter).expected(arm.drafts)
+        return self.width * (1 + accepted)
+
+    def wall_ns(self, arm: ArmKey) -> float | None:
+        return self.costs.step_ns(arm.drafter, arm.drafts)
+
+    def rate(self, arm: ArmKey) -> float:
+        """Expected tokens per nanosecond; 0 where no cost is known."""
+        wall_ns = self.wall_ns(arm)
+        return self.tokens(arm) / wall_ns if wall_ns else 0.0
+
+    def worth(self, arm: ArmKey, price: float) -> float:
+        """Tokens that the step wins over spending its time at `price` tokens per nanosecond."""
+        wall_ns = self.wall_ns(arm)
+        return -abs(arm.drafts - FIRST_GUESS) if wall_ns is None else self.tokens(arm) - price * wall_ns
+
+    def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> ArmKey:
+        return max((ArmKey(drafter, drafts) for drafts in counts), key=lambda arm: self.worth(arm, price))
+
+    def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
+        """Relative standard error of the rate."""
+        cost = self.costs.verify.get(drafts)
+        of_cost = cost.uncertainty if cost else 0.1
+        if drafter is None or drafter is DrafterName.NGRAM:
+            return of_cost
+        accepts = self.accepts(drafter)
+        first = accepts.at[0]
+        accepted = accepts.expected(drafts)
+        of_tokens = math.sqrt(first.variance) / max(first.value, 0.05) * accepted / (1 + accepted)
+        return math.hypot(of_cost, of_tokens)
+
+    def best_prefix(self, drafter: DrafterName, confidences: Sequence[float], price: float) -> int:
+        """How many of some drafts to verify, at least 1: each must be worth the row that it adds."""
+        calibration = self.calibrated(drafter)
+        best, best_worth, accepted, reached = 1, -math.inf, 0.0, 1.0
+        for count, confidence in enumerate(confidences, start=1):
+            reached *= calibration.value(confidence)
+            accepted += reached
+            wall_ns = self.costs.verify_ns(count)
+            if wall_ns is None:
+                return len(confidences)
+            worth = self.width * (1 + accepted) - price * wall_ns
+            if worth > best_worth:
+                best, best_worth = count, worth
+        return best
