@@ -30,6 +30,8 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     token: str = ""
     resume: str = ""
     """Session id of a dropped connection: its running requests go on streaming here."""
+    received: dict[str, int] = {}
+    """With `resume`: tokens of each running request that this client has; those after it are sent again."""
 
 
 class Subscribe(Message, frozen=True, kw_only=True, tag="subscribe"):

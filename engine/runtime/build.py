@@ -1,0 +1,124 @@
+"""Puts a real engine together: device, vocabulary, levers and scheduler, from what the server passed."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+
+import engine
+from engine.core.clock import Clock
+from engine.core.context import Context
+from engine.core.device import DeviceFacts
+from engine.levers.resolve import LeverState, Source
+from engine.levers.spec import Value
+from engine.protocol.events import Facts
+from engine.runtime.loop import MeteredRing, WakingInbox
+from engine.runtime.outbox import BatchOutbox
+from engine.runtime.process import Built, Progress
+from telemetry.record import LoadRecord, RunRecord
+
+DEFAULT_BATCH = {"cpu": 16, "cuda": 256}
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the server tells its engine at start, as one JSON object on standard input."""
+
+    model: str
+    levers: dict[str, Value]
+    sources: dict[str, str]
+    dtype: str = "auto"
+    backend: str = "auto"
+    threads: int = 0
+    cpus: tuple[int, ...] = ()
+    """Cores of the engine; empty: all."""
+
+
+def build_from(options: EngineOptions, run_id: str = "") -> _Builder:
+    return _Builder(options, run_id or uuid.uuid4().hex)
+
+
+class _Builder:
+    def __init__(self, options: EngineOptions, run_id: str) -> None:
+        self._options = options
+        self._run_id = run_id
+
+    def __call__(
+        self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
+    ) -> Built:
+        from engine.grammar import grammar_factory
+        from engine.model.torch_device import open_device
+        from engine.scheduler import Scheduler
+        from engine.text import open_text
+
+        options = self._options
+        levers = LeverState(options.levers, {name: Source(source) for name, source in options.sources.items()})
+        start_ns = clock.now_ns()
+        batch = levers.int("max_batch_size")
+        device = open_device(
+            Path(options.model),
+            kv_tokens=levers.int("kv_tokens"),
+            max_batch_size=batch,
+            dtype=options.dtype,
+            backend=options.backend,
+            threads=options.threads,
+            swap_gb=levers.float("swap_gb"),
+            progress=progress,
+        )
+        loaded_ns = clock.now_ns()
+        text = open_text(Path(options.model))
+        width = batch if batch > 0 else DEFAULT_BATCH.get(device.facts.kind, 16)
+        facts = self._facts(device.facts, width)
+        self._record_start(ring, clock, facts, levers, (start_ns, loaded_ns))
+        context = Context(
+            device=device,
+            clock=clock,
+            levers=levers,
+            inbox=inbox,
+            outbox=outbox,
+            vocabulary=text.vocabulary,
+            telemetry=ring,
+            grammars=grammar_factory(text),
+            max_batch_size=width,
+            draw_seed=lambda: secrets.randbits(48),
+            unix_ns=time.time_ns,
+        )
+        return Built(context, Scheduler(context), facts)
+
+    def _facts(self, device: DeviceFacts, width: int) -> Facts:
+        return Facts(
+            run_id=self._run_id,
+            model=device.model,
+            device=device.name,
+            dtype=device.dtype,
+            vocab_size=device.vocab_size,
+            max_context=device.max_context,
+            kv_tokens=device.num_blocks * device.block_size,
+            block_size=device.block_size,
+            max_batch_size=width,
+            drafters=("ngram", *sorted(device.drafters)),
+            versions={"metrale": engine.__version__, "python": platform.python_version()},
+        )
+
+    def _record_start(
+        self, ring: MeteredRing, clock: Clock, facts: Facts, levers: LeverState, load: tuple[int, int]
+    ) -> None:
+        ring.append(
+            RunRecord(
+                run_id=facts.run_id,
+                clock_ns=clock.now_ns(),
+                unix_ns=time.time_ns(),
+                model=facts.model,
+                device=facts.device,
+                dtype=facts.dtype,
+                levers=levers.snapshot(),
+                versions=facts.versions,
+                kv_tokens=facts.kv_tokens,
+                block_size=facts.block_size,
+            )
+        )
+        ring.append(LoadRecord(stage="load", start_ns=load[0], end_ns=load[1], what=facts.model))

@@ -1,0 +1,130 @@
+"""The application: routes of wire, API, page and probes on one port, behind one guard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from engine.protocol import wire
+from engine.server.api import Api
+from engine.server.broker import MAX_IN_FLIGHT, Broker, EngineState
+from engine.server.desk import LeverDesk, Steps
+from engine.server.ports import EngineLink, Text
+from engine.server.safety import Access, Guarded, Role, bearer, problem
+from engine.server.session import Session, Sessions
+from engine.server.views import LogRelay, Telemetry, Views
+from engine.server.wire_socket import WireSocket
+
+log = logging.getLogger("metrale")
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the composition root brings to a server."""
+
+    link: EngineLink
+    telemetry: Telemetry
+    text: Callable[[], Text]
+    access: Access
+    pages: Sequence[BaseRoute] = ()
+    steps: Steps = field(default_factory=Steps)
+    max_in_flight: int = MAX_IN_FLIGHT
+    grace_s: float = 30.0
+
+
+class Server:
+    """Everything behind the port, wired together."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.broker = Broker(parts.link, parts.telemetry.ingest, parts.max_in_flight)
+        self.views = Views(self.broker, parts.telemetry, parts.text)
+        self.desk = LeverDesk(self.broker, parts.link.send, parts.steps)
+        self.sessions = Sessions(self._session, parts.grace_s)
+        self._socket = WireSocket(parts.access, self.sessions, self.views)
+        self._api = Api(self.broker, self.views, parts.access)
+
+    def application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                WebSocketRoute("/ws", self._socket.serve),
+                Route("/v1/chat/completions", self._api.chat, methods=["POST"]),
+                Route("/v1/completions", self._api.completions, methods=["POST"]),
+                Route("/v1/models", self._api.models),
+                Route("/v1/models/{name:path}", self._api.model),
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._metrics),
+                Route("/schema", self._schema),
+                *self._parts.pages,
+            ],
+            middleware=[Middleware(Guarded, access=self._parts.access)],
+            lifespan=self._lifespan,
+            exception_handlers={404: _not_found, 405: _not_allowed, 500: _failed},
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        relay = LogRelay(self.views, asyncio.get_running_loop())
+        log.addHandler(relay)
+        starting = asyncio.create_task(self._start())
+        try:
+            yield
+        finally:
+            starting.cancel()
+            log.removeHandler(relay)
+            await self.desk.close()
+            await self.broker.stop()
+            self.sessions.close()
+            await asyncio.to_thread(self._parts.telemetry.close)
+
+    async def _start(self) -> None:
+        try:
+            await self.broker.start()
+        except OSError as error:
+            self.broker.on_death(f"The engine could not be started: {error}.")
+
+    def _session(self, label: str, client: str, control: bool) -> Session:
+        return Session(label, client, control, self.broker, self.desk, self.views)
+
+    async def _health(self, request: Request) -> Response:
+        """Whether this process answers; says nothing of the model."""
+        return JSONResponse({"status": "ok", "engine": str(self.broker.state)})
+
+    async def _ready(self, request: Request) -> Response:
+        broker = self.broker
+        if broker.state is EngineState.READY:
+            return JSONResponse({"status": "ready"})
+        detail = broker.failure or f"{broker.loading.stage} {broker.loading.done}/{broker.loading.total}"
+        return JSONResponse({"status": str(broker.state), "detail": detail}, 503, {"retry-after": "1"})
+
+    async def _metrics(self, request: Request) -> Response:
+        if self._parts.access.role_of(bearer(request.headers)) < Role.READ:
+            return problem(401, "The token is missing; send it as a bearer token.", "invalid_api_key")
+        text = await asyncio.to_thread(self._parts.telemetry.prometheus)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _schema(self, request: Request) -> Response:
+        return JSONResponse(wire.schema())
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return problem(404, f"There is nothing at {request.url.path}.", "not_found")
+
+
+async def _not_allowed(request: Request, error: Exception) -> Response:
+    return problem(405, f"{request.method} is not allowed at {request.url.path}.", "method_not_allowed")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("A request to %s failed.", request.url.path, exc_info=error)
+    return problem(500, "The server failed to answer; its log says why.", "internal_error")
