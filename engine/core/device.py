@@ -181,7 +181,8 @@ class Device(Protocol):
 
     def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         """Draft up to `count` tokens per item; a chain stops below `conf_min`. Never touches KV rows
-        below `seq_len`; rows written above it are overwritten by the verify that follows."""
+        below `seq_len`; rows written above it are overwritten by the verify that follows. A head that has no
+        saved row for position `seq_len - 1` returns an empty draft: the sequence bootstraps in this step."""
         ...
 
     def saved_hidden(self, seq: int) -> int:

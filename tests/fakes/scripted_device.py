@@ -1,4 +1,4 @@
-"""A device without a model: its KV holds the fed tokens themselves, and the next token is a hash of what it reads there.
+"""A device without a model: its KV holds the fed tokens, and the next token is a hash of what it reads there.
 
 Because a row's token depends on every position of its context *as read through the block table*, a wrong block, a
 stale row or a lost spill changes the output. Time is a cost model on the manual clock; every call is noted.
@@ -223,6 +223,8 @@ class ScriptedDevice:
     def _draft(self, item: DraftItem) -> Draft:
         rows = self._hidden.get(item.seq)
         if rows is not None:
+            if not rows or item.seq_len - 1 not in rows:
+                return Draft()
             if len(item.recent) < item.seq_len - 1 - rows[0]:
                 raise AssertionError("the tokens do not reach back to the oldest saved row")
             self._hidden[item.seq] = []
@@ -240,7 +242,7 @@ class ScriptedDevice:
 
 
 def _describe(segment: Segment) -> str:
-    """`s1[4:7]>2`: sequence 1 feeds positions 4 to 6 and samples the last two rows; `^` takes the device's own token."""
+    """`s1[4:7]>2`: sequence 1 feeds positions 4 to 6 and samples two rows; `^` takes the device's own token."""
     ahead = "^" if segment.from_previous else ""
     samples = f">{len(segment.rows)}" if segment.rows else ""
     return f"s{segment.seq}[{segment.start}:{segment.start + len(segment.tokens)}]{ahead}{samples}"
