@@ -12,6 +12,7 @@ NEW_WINDOW_WEIGHT: Final = 0.3
 DEVIATION_SHARE: Final = 0.5
 DEPTH_FLOOR: Final = 512
 DEPTH_FACTOR: Final = 2.0
+LEAST_PURSE: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -26,6 +27,11 @@ class Window:
         self.steps += 1
         self.tokens += tokens
         self.wall_ns += wall_ns
+
+    def merge(self, other: Window) -> None:
+        self.steps += other.steps
+        self.tokens += other.tokens
+        self.wall_ns += other.wall_ns
 
     def clear(self) -> None:
         self.steps = self.tokens = self.wall_ns = 0
@@ -125,9 +131,18 @@ class Budget:
     def spend(self, lost_ns: float) -> None:
         self.saved_ns -= max(0.0, lost_ns)
 
-    def affords(self, expected_loss_ns: float) -> bool:
-        """Whether a probe may begin; one that would cost more than the cap begins with a full purse."""
-        return self.saved_ns >= min(expected_loss_ns, self.cap_ns)
+    def limit_ns(self, *, overdraw: bool) -> float:
+        """What a running probe may lose; one that confirms a win may borrow half the cap."""
+        return self.saved_ns + (self.cap_ns / 2 if overdraw else 0.0)
+
+    def missing_ns(self, expected_loss_ns: float, *, is_routine: bool) -> float:
+        """What is not saved yet of a probe's expected loss; 0 or less: it may begin.
+
+        A probe costs a little even where none is expected, one that would cost more than the cap begins with a
+        full purse, and a routine probe leaves half the cap for a change of regime."""
+        least = LEAST_PURSE * self.cap_ns
+        reserve = self.cap_ns / 2 if is_routine else 0.0
+        return min(max(expected_loss_ns, least) + reserve, self.cap_ns) - self.saved_ns
 
 
 def width_bucket(width: int) -> int:

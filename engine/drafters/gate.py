@@ -121,6 +121,8 @@ class Gate:
         self._reason = GateReason.COLD
         self._decision: Decision | None = None
         self._probe_lost_ns = 0.0
+        self._unfinished = Window()
+        """Steps of probes that ran out of budget before they could count."""
 
     # Before the step
 
@@ -221,22 +223,30 @@ class Gate:
         enough = window.steps >= min(SHORTEST_WINDOW, settings.window)
         if not self._is_probing:
             return enough and self._current.rate is None
-        if self._probe_lost_ns >= self.budget.saved_ns and self._current.rate:
+        if self._current.rate and self._probe_lost_ns >= self.budget.limit_ns(overdraw=self.losses > 0):
             return enough or self._other.rate is not None
         return enough and window.rate < (self._current.rate or 0.0) * (1 - settings.margin)
 
     def _close_window(self) -> None:
         """Fold what was measured, end a probe, arbitrate."""
         estimate = self._arms[self._running]
-        if self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
-            estimate.fold(self._window.rate, replace=self._is_probing)
-        estimate.age_tokens = 0
         if self._is_probing:
-            self.budget.spend(self._probe_lost_ns)
-            self._is_probing = self._probe_due = False
-            self._other_measured_since_loss = True
+            self._end_probe(estimate)
+        elif self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
+            estimate.fold(self._window.rate, replace=False)
         self._window.clear()
         self._arbitrate()
+
+    def _end_probe(self, estimate: Estimate) -> None:
+        """Pay, and take the window in; one cut short is added to until it is long enough to count."""
+        self.budget.spend(self._probe_lost_ns)
+        self._is_probing = self._probe_due = False
+        self._unfinished.merge(self._window)
+        if self._unfinished.steps >= min(SHORTEST_WINDOW, self.settings.window):
+            estimate.fold(self._unfinished.rate, replace=True)
+            self._unfinished.clear()
+            self._other_measured_since_loss = True
+        estimate.age_tokens = 0
 
     def _arbitrate(self) -> None:
         current, other = self._current, self._other
@@ -258,6 +268,7 @@ class Gate:
         self.losses = 0
         self._probe_due = False
         self._other_measured_since_loss = False
+        self._unfinished.clear()
 
     def _margin(self) -> float:
         """Tokens per second by which the other arm must be ahead."""
@@ -273,6 +284,7 @@ class Gate:
         self._probe_due = True
         self.losses = 0
         self._window.clear()
+        self._unfinished.clear()
 
     # Probes
 
@@ -285,27 +297,30 @@ class Gate:
         """A stale or unmeasured running arm finishes a window first; a probe must be due and paid for."""
         if not self._current.is_fresh:
             return False
-        return (self._probe_due or self._other.age_tokens >= self._interval()) and self._affords_probe()
+        return (self._probe_due or self._other.age_tokens >= self._interval()) and self._missing_ns() <= 0
 
     def _expected_loss_ns(self) -> float:
         """What the shortest probe would lose if the other arm still ran as last measured."""
         current, other = self._current.rate, self._other.rate
         if not current or not other:
             return 0.0
+        if self._unfinished.steps:
+            other = min(other, self._unfinished.rate)
         step_ns = max(self._bucket, 1) * 1e9 / other
         return max(0.0, SHORTEST_WINDOW * step_ns * (1 - other / current))
 
-    def _affords_probe(self) -> bool:
-        return self._other.rate is None or self.budget.affords(self._expected_loss_ns())
+    def _missing_ns(self) -> float:
+        """What has yet to be saved before a probe may begin. A first measurement and a confirmation do not wait."""
+        if self._other.rate is None or self.losses:
+            return 0.0
+        return self.budget.missing_ns(self._expected_loss_ns(), is_routine=not self._probe_due)
 
     def _tokens_until_probe(self) -> int:
         if self._is_probing:
             return 0
         due = 0 if self._probe_due else max(0, self._interval() - self._other.age_tokens)
-        if self._affords_probe() or not self._current.rate:
-            return due
-        missing_ns = min(self._expected_loss_ns(), self.budget.cap_ns) - self.budget.saved_ns
-        return max(due, math.ceil(missing_ns / self.budget.share * self._current.rate / 1e9))
+        wait_ns = max(0.0, self._missing_ns()) / self.budget.share
+        return max(due, math.ceil(wait_ns * (self._current.rate or 0.0) / 1e9))
 
     def _begin_probe(self) -> None:
         if self._is_probing:
