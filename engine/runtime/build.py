@@ -7,6 +7,7 @@ import secrets
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +15,7 @@ import engine
 from engine.core.clock import Clock
 from engine.core.context import Context
 from engine.core.device import DeviceFacts
+from engine.core.vocabulary import Vocabulary
 from engine.levers.resolve import LeverState, Source
 from engine.levers.spec import Value
 from engine.protocol.events import Facts
@@ -21,6 +23,9 @@ from engine.runtime.loop import MeteredRing, WakingInbox
 from engine.runtime.outbox import BatchOutbox
 from engine.runtime.process import Built, Progress
 from telemetry.record import LoadRecord, RunRecord
+
+if TYPE_CHECKING:
+    from engine.text import Text
 
 DEFAULT_BATCH = {"cpu": 16, "cuda": 256}
 
@@ -50,27 +55,26 @@ class _Builder:
     def __call__(
         self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
     ) -> Built:
-        from engine.grammar import grammar_factory
-        from engine.model.torch_device import open_device
+        from engine.model.open import open_device
         from engine.scheduler import Scheduler
-        from engine.text import open_text
+        from engine.text import load_text
 
         options = self._options
         levers = LeverState(options.levers, {name: Source(source) for name, source in options.sources.items()})
         start_ns = clock.now_ns()
-        batch = levers.int("max_batch_size")
+        batch, kv_tokens = levers.int("max_batch_size"), levers.int("kv_tokens")
         device = open_device(
             Path(options.model),
-            kv_tokens=levers.int("kv_tokens"),
-            max_batch_size=batch,
+            kv_tokens=kv_tokens if kv_tokens > 0 else None,
+            max_batch_size=batch if batch > 0 else DEFAULT_BATCH["cpu"],
             dtype=options.dtype,
             backend=options.backend,
-            threads=options.threads,
+            threads=options.threads or None,
             swap_gb=levers.float("swap_gb"),
             progress=progress,
         )
         loaded_ns = clock.now_ns()
-        text = open_text(Path(options.model))
+        text = load_text(Path(options.model))
         width = batch if batch > 0 else DEFAULT_BATCH.get(device.facts.kind, 16)
         facts = self._facts(device.facts, width)
         self._record_start(ring, clock, facts, levers, (start_ns, loaded_ns))
@@ -80,9 +84,9 @@ class _Builder:
             levers=levers,
             inbox=inbox,
             outbox=outbox,
-            vocabulary=text.vocabulary,
+            vocabulary=vocabulary_of(text),
             telemetry=ring,
-            grammars=grammar_factory(text),
+            grammars=None,
             max_batch_size=width,
             draw_seed=lambda: secrets.randbits(48),
             unix_ns=time.time_ns,
@@ -122,3 +126,10 @@ class _Builder:
             )
         )
         ring.append(LoadRecord(stage="load", start_ns=load[0], end_ns=load[1], what=facts.model))
+
+
+def vocabulary_of(text: Text) -> Vocabulary:
+    """What the scheduler must know of the tokenizer; ids that belong to no text stand for no bytes."""
+    hidden = text.control_ids
+    pieces = tuple(b"" if token in hidden else piece for token, piece in enumerate(text.token_bytes))
+    return Vocabulary(token_bytes=pieces, eos_ids=text.eos_ids, special=text.added_ids)

@@ -31,7 +31,7 @@ LEAVE_S = 10.0
 
 
 class Progress(Protocol):
-    def __call__(self, stage: str, done: int, total: int, unit: str = "bytes") -> None: ...
+    def __call__(self, done: int, total: int, stage: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,8 @@ class Process:
         gc.set_threshold(50_000, 20, 50)
         return loop.run()
 
-    def _progress(self, stage: str, done: int, total: int, unit: str = "bytes") -> None:
-        self._outbox.send(Loading(stage=stage, done=done, total=total, unit=unit))
+    def _progress(self, done: int, total: int, stage: str) -> None:
+        self._outbox.send(Loading(stage=stage, done=done, total=total))
 
     def _write(self, events: list[Event]) -> None:
         for frame in frames(events):

@@ -14,15 +14,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
+from engine.levers.changes import Step
 from engine.protocol import wire
 from engine.server.api import Api
 from engine.server.broker import MAX_IN_FLIGHT, Broker, EngineState
 from engine.server.desk import LeverDesk, Steps
-from engine.server.ports import EngineLink, Text
+from engine.server.ports import EngineLink, Telemetry, Text
 from engine.server.safety import Access, Guarded, Role, bearer, problem
 from engine.server.session import Session, Sessions
-from engine.server.views import LogRelay, Telemetry, Views
+from engine.server.views import LogRelay, Views
 from engine.server.wire_socket import WireSocket
+from telemetry.record import StepRecord
 
 log = logging.getLogger("metrale")
 
@@ -46,12 +48,20 @@ class Server:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self.broker = Broker(parts.link, parts.telemetry.ingest, parts.max_in_flight)
+        self.broker = Broker(parts.link, self._ingest, parts.max_in_flight)
         self.views = Views(self.broker, parts.telemetry, parts.text)
         self.desk = LeverDesk(self.broker, parts.link.send, parts.steps)
         self.sessions = Sessions(self._session, parts.grace_s)
         self._socket = WireSocket(parts.access, self.sessions, self.views)
         self._api = Api(self.broker, self.views, parts.access)
+
+    def _ingest(self, payload: bytes, lost: int) -> None:
+        records = self._parts.telemetry.ingest(payload, lost)
+        self._parts.steps.add(
+            Step((record.end_ns - record.start_ns) / 1e9, record.emitted, record.width)
+            for record in records
+            if isinstance(record, StepRecord) and record.width
+        )
 
     def application(self) -> Starlette:
         return Starlette(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.protocol.commands import Command
 from engine.protocol.events import Event
+from telemetry.hub import Hub
+from telemetry.record import AnyRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,50 +69,29 @@ class QueryRefusedError(ValueError):
     """SQL that was not run or did not finish; one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepSample:
-    """What the guard needs of one lane step."""
+class Telemetry(Protocol):
+    """The store and its live aggregates."""
 
-    seconds: float
-    tokens: int
-    width: int
+    @property
+    def hub(self) -> Hub: ...
 
+    @property
+    def trouble(self) -> str:
+        """One sentence of what is wrong with the database; empty when nothing is."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class LaneTotals:
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    drafted: int = 0
-    accepted: int = 0
-    drafted_at: tuple[int, ...] = ()
-    accepted_at: tuple[int, ...] = ()
+    def ingest(self, payload: bytes, lost: int) -> Sequence[AnyRecord]:
+        """Take a batch of records and return it decoded; never waits and never fails."""
+        ...
 
+    def query(self, sql: str, max_rows: int) -> QueryAnswer:
+        """Run read-only SQL within limits; called on a worker thread. Raises `QueryRefusedError`."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-    count: int = 0
+    def prometheus(self) -> str: ...
 
+    def end_run(self, reason: str) -> None:
+        """The engine is gone; called on a worker thread."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Aggregates since the cursor that was passed, and totals of the run."""
-
-    cursor: int = 0
-    seconds: float = 0.0
-    tokens_per_s: float = 0.0
-    prefill_tokens_per_s: float = 0.0
-    lanes: Mapping[str, LaneTotals] = field(default_factory=dict)
-    ttft: Spread = field(default_factory=Spread)
-    tpot: Spread = field(default_factory=Spread)
-    total_tokens: int = 0
-    total_requests: int = 0
-    lost: Mapping[str, int] = field(default_factory=dict)
-    telemetry_cost: float = 0.0
-    database: str = "ok"
-    plain_tokens_per_s: float | None = None
-    gate: Any = None
-    """The last gate decision as a `telemetry.record.GateRecord`, or None."""
+    def close(self) -> None: ...

@@ -57,7 +57,7 @@ class Session:
         self._ticker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._limit = RateLimit(MESSAGES_PER_SECOND, MESSAGE_BURST)
-        self._cursor = views.cursor()
+        self._subscription = views.subscribe()
         broker.watchers.state.append(self._on_state)
         broker.watchers.deltas.append(self._on_foreign_delta)
         desk.watchers.append(self._on_lever)
@@ -173,7 +173,7 @@ class Session:
             usage=finished.usage,
             text=finished.tail,
             error=finished.error,
-            speedup=self._views.speedup(finished.usage),
+            speedup=self._views.speedup(own.engine_id, finished.usage),
         )
         self._requests.pop(own.request_id, None)
         self._ended[own.request_id] = own
@@ -245,8 +245,7 @@ class Session:
             await asyncio.sleep(period)
 
     def _stats(self, skipped: int) -> wire.ServerMessage | None:
-        stats, self._cursor = self._views.stats(self._cursor, skipped)
-        return stats
+        return self._views.stats(self._subscription, skipped)
 
     def _on_state(self) -> None:
         self.mailbox.put(self._views.load())

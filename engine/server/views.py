@@ -6,48 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from engine.levers.catalog import LEVERS
 from engine.protocol import wire
 from engine.protocol.commands import Value
 from engine.protocol.events import Snapshot, Usage
 from engine.server.broker import Broker, EngineState, Flight, NotReadyError
-from engine.server.ports import EncodedPrompt, QueryAnswer, QueryRefusedError, Spread, Text, Window
+from engine.server.ports import EncodedPrompt, QueryAnswer, QueryRefusedError, Telemetry, Text
+from telemetry.hub import LaneTotals, LiveRequest, Percentiles, Subscription
 
 MAX_ROWS = 100_000
 EMPTY = Snapshot(
     tick=0, waiting=0, prefilling=0, active=0, swapped=0, preempted=0, kv_used_blocks=0, kv_total_blocks=0,
     cached_blocks=0, lane="",
 )  # fmt: skip
-
-
-class Telemetry(Protocol):
-    """The store and its aggregates, as the server uses them."""
-
-    def ingest(self, payload: bytes, lost: int) -> None:
-        """Take a batch of records; never waits and never fails."""
-        ...
-
-    def cursor(self) -> int:
-        """Where the aggregates stand now."""
-        ...
-
-    def window(self, cursor: int) -> Window:
-        """Aggregates since `cursor`."""
-        ...
-
-    def query(self, sql: str, max_rows: int) -> QueryAnswer:
-        """Run read-only SQL within limits; called on a worker thread. Raises `QueryRefusedError`."""
-        ...
-
-    def prometheus(self) -> str: ...
-
-    def replay(self, run: str, position: float, speed: float) -> Any:
-        """Frames of a recorded run. Raises `QueryRefusedError`."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class Views:
@@ -112,18 +85,19 @@ class Views:
 
     # -- numbers -------------------------------------------------------------------------------------------
 
-    def cursor(self) -> int:
-        return self.telemetry.cursor()
+    def subscribe(self) -> Subscription:
+        """A place of its own in the aggregates."""
+        return self.telemetry.hub.subscribe()
 
-    def stats(self, cursor: int, skipped: int) -> tuple[wire.Stats, int]:
-        """Aggregates since `cursor`, and the cursor for the next time."""
-        window = self.telemetry.window(cursor)
+    def stats(self, subscription: Subscription, skipped: int) -> wire.Stats:
+        """Aggregates since this subscription was read last, and the state now."""
+        window = subscription.read()
         state, facts = self.broker.snapshot or EMPTY, self.broker.facts
         block = facts.block_size if facts else 0
-        stats = wire.Stats(
+        return wire.Stats(
             time=self._wall(),
-            window_s=window.seconds,
-            tick=state.tick,
+            window_s=window.window_s,
+            tick=max(state.tick, window.tick),
             tokens_per_s=window.tokens_per_s,
             prefill_tokens_per_s=window.prefill_tokens_per_s,
             lanes={name: _lane(totals) for name, totals in window.lanes.items()},
@@ -141,65 +115,71 @@ class Views:
             refusals=state.refusals,
             total_tokens=window.total_tokens,
             total_requests=window.total_requests,
-            lost=dict(window.lost),
+            lost=window.lost,
             telemetry_cost=window.telemetry_cost,
-            database=window.database,
+            database=self.telemetry.trouble or "ok",
             skipped=skipped,
             plain_tokens_per_s=window.plain_tokens_per_s,
         )
-        return stats, window.cursor
 
     def gate(self) -> wire.GateView | None:
-        gate = self.telemetry.window(self.telemetry.cursor()).gate
+        """The last decision; None before the first."""
+        gate = self.telemetry.hub.gate()
         if gate is None:
             return None
-        arms = tuple(
-            wire.ArmView(
-                name=name,
-                tokens_per_s=rate if rate >= 0 else None,
-                deviation=deviation if deviation >= 0 else None,
-                age_tokens=age,
-                stale=stale,
-            )
-            for name, rate, deviation, age, stale in gate.arms
-        )
         return wire.GateView(
-            time=self._wall(),
+            time=gate.time,
             mode=gate.mode,
             arm=gate.arm,
             reason=gate.reason,
-            arms=arms,
+            arms=tuple(
+                wire.ArmView(
+                    name=arm.name,
+                    tokens_per_s=arm.tokens_per_s,
+                    deviation=arm.deviation,
+                    age_tokens=arm.age_tokens,
+                    stale=arm.stale,
+                )
+                for arm in gate.arms
+            ),
             margin=gate.margin,
             losses=gate.losses,
             depth=gate.depth,
             width_bucket=gate.width_bucket,
             tokens_until_probe=gate.tokens_until_probe,
+            switches=gate.switches,
         )
 
     def requests(self) -> wire.Requests:
+        seen = {request.request_id: request for request in self.telemetry.hub.requests()}
         flights = (*self.broker.flights.values(), *reversed(self.broker.finished))
-        return wire.Requests(time=self._wall(), rows=tuple(self._row(flight) for flight in flights))
+        rows = tuple(self._row(flight, seen.get(flight.submit.request_id)) for flight in flights)
+        return wire.Requests(time=self._wall(), rows=rows)
 
-    def speedup(self, usage: Usage) -> float | None:
+    def speedup(self, request_id: str, usage: Usage) -> float | None:
         """Delivered decoding speed of one reply over measured plain decoding."""
-        plain = self.telemetry.window(self.telemetry.cursor()).plain_tokens_per_s
+        live = self.telemetry.hub.request(request_id)
+        if live is not None and live.speedup is not None:
+            return live.speedup
+        plain = self.telemetry.hub.baseline.tokens_per_s(1)
         if not plain or usage.output_tokens < 2 or usage.decode_us <= 0:
             return None
         return (usage.output_tokens - 1) / (usage.decode_us / 1e6) / plain
 
-    def _row(self, flight: Flight) -> wire.RequestView:
+    def _row(self, flight: Flight, live: LiveRequest | None) -> wire.RequestView:
         end = flight.ended or self._now()
         speaking = end - flight.first_token if flight.first_token else 0.0
         usage = flight.finished.usage if flight.finished else None
+        state = "finished" if usage else "active" if flight.first_token else live.state if live else "waiting"
         return wire.RequestView(
             request_id=flight.submit.request_id,
-            state="finished" if flight.finished else "active" if flight.first_token else "waiting",
+            state=state,
             age_s=self._now() - flight.started,
             prompt_tokens=len(flight.submit.prompt),
             output_tokens=flight.output_tokens,
             tokens_per_s=(flight.output_tokens - 1) / speaking if speaking > 0 and flight.output_tokens > 1 else 0.0,
             ttft_ms=1000 * (flight.first_token - flight.started) if flight.first_token else None,
-            drafted=usage.drafted if usage else 0,
+            drafted=usage.drafted if usage else live.drafted if live else 0,
             accepted=usage.accepted if usage else flight.drafted_accepted,
             lane=flight.lane,
             reason=flight.finished.reason if flight.finished else "",
@@ -273,7 +253,7 @@ def lever_views(values: Mapping[str, Value], sources: Mapping[str, str]) -> tupl
     )
 
 
-def _lane(totals: Any) -> wire.LaneStats:
+def _lane(totals: LaneTotals) -> wire.LaneStats:
     return wire.LaneStats(
         steps=totals.steps,
         tokens=totals.tokens,
@@ -285,5 +265,5 @@ def _lane(totals: Any) -> wire.LaneStats:
     )
 
 
-def _quantiles(spread: Spread) -> wire.Quantiles:
+def _quantiles(spread: Percentiles) -> wire.Quantiles:
     return wire.Quantiles(p50=spread.p50, p95=spread.p95, p99=spread.p99, count=spread.count)
