@@ -1,1 +1,1 @@
-"""The page: static files and the reducer-free panels behind them."""
+"""The page: static files and the routes that serve them; it talks to the engine over the wire and nothing else."""

@@ -1,0 +1,240 @@
+// Charts of uPlot inside figures: lever marks, a legend with values, and a data table behind every chart.
+
+import { attr, h, list, share, show, text } from "./dom.js";
+import { clock, number } from "./format.js";
+
+const colours = new Map();
+
+/** A colour of the theme in force. */
+export function colour(name) {
+  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colours.get(name);
+}
+
+export const forgetColours = () => colours.clear();
+
+const TABLE_ROWS = 30;
+const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
+
+/**
+ * A live chart. `series` entries are `{name, label, colour, dash, digits}` where `name` is a column of the history;
+ * `stacked` piles them up and fills them.
+ */
+export class Chart {
+  constructor({ id, title, unit, series, height = 150, scale = 1, stacked = false, note = "", top = null }) {
+    Object.assign(this, { id, title, unit, series, height, scale, stacked, top });
+    this.drawn = { version: -1, seconds: 0, table: 0 };
+    this.marks = [];
+    this.hover = null;
+    this.element = this.#build(note);
+    this.observer = new ResizeObserver(() => this.#resize());
+    this.observer.observe(this.plotBox);
+  }
+
+  #build(note) {
+    this.plotBox = h("div", { class: "plot", "aria-hidden": "true" });
+    this.legend = h("ul", { class: "legend" });
+    this.empty = h("p", { class: "empty", text: "Nothing measured yet." });
+    this.body = h("tbody");
+    const heads = ["Time", ...this.series.map((entry) => `${entry.label} (${this.unit})`), "Lever change"];
+    const table = h(
+      "table",
+      { class: "grid" },
+      h("caption", { text: `${this.title}, the last ${TABLE_ROWS} points` }),
+      h("thead", {}, h("tr", {}, heads.map((label) => h("th", { scope: "col", text: label })))),
+      this.body,
+    );
+    this.details = h(
+      "details",
+      { class: "data", id: `${this.id}-data`, on: { toggle: () => this.#table(true) } },
+      h("summary", { "aria-label": `${this.title}: data table`, text: "table" }),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${this.title}, data` }, table),
+    );
+    const heading = h("h3", { id: `${this.id}-title` }, this.title, h("span", { class: "unit", text: ` ${this.unit}` }));
+    return h(
+      "figure",
+      { class: "card chart", role: "figure", "aria-labelledby": `${this.id}-title`, "aria-details": `${this.id}-data` },
+      h("figcaption", {}, heading, note && h("span", { class: "note", text: note })),
+      this.legend,
+      h("div", { class: "stage" }, this.plotBox, this.empty),
+      this.details,
+    );
+  }
+
+  /** Draw what `history` holds of the last `seconds`; does nothing when that is already on screen. */
+  render(history, seconds) {
+    if (history.version === this.drawn.version && seconds === this.drawn.seconds) return;
+    this.drawn = { ...this.drawn, version: history.version, seconds };
+    const names = this.series.map((entry) => entry.name);
+    const window = history.window(names, seconds);
+    this.marks = history.marks;
+    this.rows = window;
+    const columns = names.map((name) => window[name].map((value) => (value === null ? null : value * this.scale)));
+    this.values = columns;
+    const isEmpty = !columns.some((column) => column.some((value) => value !== null));
+    show(this.empty, isEmpty);
+    const end = window.time.at(-1) ?? Date.now() / 1000;
+    this.range = [end - seconds, end];
+    if (!this.plot) this.#create();
+    this.plot.setData([window.time, ...(this.stacked ? piled(columns) : columns)]);
+    this.#legend();
+    this.#table(false);
+  }
+
+  /** The colours changed: draw again. */
+  repaint() {
+    this.plot?.redraw(false, true);
+  }
+
+  destroy() {
+    this.observer.disconnect();
+    this.plot?.destroy();
+  }
+
+  #create() {
+    const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false } };
+    const font = '11px ui-monospace, "SF Mono", Menlo, Consolas, monospace';
+    const options = {
+      width: Math.max(120, this.plotBox.clientWidth),
+      height: this.height,
+      legend: { show: false },
+      padding: [8, 8, 0, 0],
+      drawOrder: this.stacked ? ["series", "axes"] : ["axes", "series"],
+      cursor: { y: false, drag: { x: false, y: false }, points: { show: !this.stacked, size: 6 }, sync: { key: "metrale" } },
+      scales: {
+        x: { time: true, range: () => this.range },
+        y: { range: (_, low, high) => [0, this.top ?? Math.max(high === null ? 1 : high * 1.08, 1e-9)] },
+      },
+      axes: [
+        { ...axis, font, size: 22, gap: 4, space: 84, values: (_, splits) => splits.map(clock) },
+        { ...axis, font, size: 46, gap: 6, space: 34, values: (_, splits) => splits.map(number) },
+      ],
+      series: [{}, ...this.#lines()],
+      hooks: { draw: [(plot) => this.#drawMarks(plot)], setCursor: [(plot) => this.#moved(plot.cursor.idx)] },
+    };
+    this.plot = new globalThis.uPlot(options, [[], ...this.series.map(() => [])], this.plotBox);
+  }
+
+  #lines() {
+    const order = this.stacked ? [...this.series].reverse() : this.series;
+    return order.map((entry) => ({
+      label: entry.label,
+      stroke: () => colour(entry.colour),
+      width: this.stacked ? 0 : 1.5,
+      dash: this.stacked ? undefined : DASHES[entry.dash ?? "solid"],
+      fill: this.stacked ? () => colour(entry.colour) : undefined,
+      points: { show: false },
+      spanGaps: false,
+    }));
+  }
+
+  #moved(index) {
+    this.hover = index ?? null;
+    this.#legend();
+  }
+
+  #legend() {
+    if (!this.values) return;
+    const at = this.hover ?? this.rows.time.length - 1;
+    const entries = this.series
+      .map((entry, index) => ({ ...entry, value: this.values[index][at], used: this.values[index].some((value) => value) }))
+      .filter((entry) => !this.stacked || entry.used);
+    list(this.legend, entries, (entry) => entry.name, makeEntry, (element, entry) => {
+      text(element.lastChild, number(entry.value));
+    });
+  }
+
+  #drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    let free = -Infinity;
+    ctx.save();
+    ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.strokeStyle = colour("--mark");
+    ctx.fillStyle = colour("--mark");
+    ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const mark of this.marks) {
+      if (mark.time < this.range[0] || mark.time > this.range[1]) continue;
+      const x = Math.round(plot.valToPos(mark.time, "x", true));
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      const width = ctx.measureText(mark.name).width + 6 * devicePixelRatio;
+      const left = x + width > bbox.left + bbox.width ? x - width : x;
+      if (left > free) {
+        ctx.fillText(mark.name, left + 3 * devicePixelRatio, bbox.top + 9 * devicePixelRatio);
+        free = left + width;
+      }
+    }
+    ctx.restore();
+  }
+
+  /** Filled only while it is open, and at most once a second, so that it stays readable. */
+  #table(isForced) {
+    if (!this.details.open || !this.rows) return;
+    const now = performance.now();
+    if (!isForced && now - this.drawn.table < 1000) return;
+    this.drawn.table = now;
+    const total = this.rows.time.length;
+    const indices = Array.from({ length: Math.min(total, TABLE_ROWS) }, (_, index) => total - 1 - index);
+    const rows = indices.map((index) => [
+      clock(this.rows.time[index]),
+      ...this.values.map((column) => number(column[index])),
+      this.#marksBetween(this.rows.time[index], this.rows.time[index + 1] ?? Infinity),
+    ]);
+    list(this.body, rows.map((row, index) => ({ row, index })), ({ index }) => index, ({ row }) =>
+      h("tr", {}, row.map((_, column) => h(column ? "td" : "th", column ? {} : { scope: "row" }))), (element, { row }) =>
+      row.forEach((value, column) => text(element.cells[column], value)));
+  }
+
+  #marksBetween(from, to) {
+    return this.marks.filter((mark) => mark.time >= from && mark.time < to).map((mark) => mark.name).join(", ");
+  }
+
+  #resize() {
+    if (!this.plot || !this.plotBox.clientWidth) return;
+    if (this.plot.width !== this.plotBox.clientWidth) this.plot.setSize({ width: this.plotBox.clientWidth, height: this.height });
+  }
+}
+
+function makeEntry(entry) {
+  const swatch = h("i", { class: `swatch ${entry.dash ?? "solid"}`, "aria-hidden": "true" });
+  swatch.style.color = `var(${entry.colour})`;
+  return h("li", {}, swatch, h("span", { text: entry.label }), h("b", { class: "value" }));
+}
+
+/** Running sums, highest first, so that the areas painted later cover the lower part of those before. */
+function piled(columns) {
+  if (!columns.length) return [];
+  const sums = [columns[0]];
+  for (const column of columns.slice(1)) {
+    const below = sums[sums.length - 1];
+    sums.push(column.map((value, index) => (value === null ? below[index] : value + (below[index] ?? 0))));
+  }
+  return sums.reverse();
+}
+
+/** A horizontal bar of 0 to 1 with its words, for tables. */
+export function bar(colourName = "--accent") {
+  const fill = h("i", { class: "fill" });
+  fill.style.background = `var(${colourName})`;
+  const element = h("span", { class: "bar", "aria-hidden": "true" }, fill);
+  element.set = (value) => share(fill, "width", value);
+  return element;
+}
+
+export const laneColour = (lane) => `--lane-${lane.replaceAll("_", "-")}`;
+
+/** A lane's name with its colour and two-letter code. */
+export function laneChip(words, lane) {
+  const element = h("span", { class: "lane" }, h("i", { class: "dot", "aria-hidden": "true" }), h("span", { class: "name" }));
+  element.set = (name) => {
+    if (element.lane === name) return;
+    element.lane = name;
+    element.firstChild.style.background = name ? `var(${laneColour(name)})` : "transparent";
+    text(element.lastChild, name || "–");
+    attr(element, "title", words.lanes[name]?.means ?? null);
+  };
+  element.set(lane);
+  return element;
+}
