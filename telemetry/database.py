@@ -1,0 +1,179 @@
+"""Opening the database: default path, typed errors, settings that no query can undo, and runs that were cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import sys
+from pathlib import Path
+
+import duckdb
+import platformdirs
+
+from telemetry import beat
+from telemetry.migrations import SchemaTooNewError, migrate, version_of
+from telemetry.schema import SCHEMA_VERSION
+
+Connection = duckdb.DuckDBPyConnection
+MEMORY_MB = 1024
+
+
+class StoreError(RuntimeError):
+    """The database cannot be used; one sentence says why and what to do."""
+
+
+class DatabaseLockedError(StoreError):
+    """Another program has the file open."""
+
+    def __init__(self, path: Path, pid: int | None) -> None:
+        self.path, self.pid = path, pid
+        who = f"process {pid}" if pid else "another program"
+        super().__init__(f"{path} is in use by {who}: stop it, ask it instead, or choose another file with --db.")
+
+
+class DatabaseUnreadableError(StoreError):
+    """The file is no database of ours, or cannot be opened."""
+
+
+def default_path() -> Path:
+    """`METRALE_DB`, else the file in the user's state directory."""
+    chosen = os.environ.get("METRALE_DB")
+    return Path(chosen) if chosen else platformdirs.user_state_path("metrale", appauthor=False) / "metrale.duckdb"
+
+
+def open_owned(path: Path, memory_mb: int = MEMORY_MB) -> Connection:
+    """The one writing connection: migrated, cut-off runs settled, locked down.
+
+    Raises `StoreError`.
+    """
+    connection = _connect(path, read_only=False)
+    try:
+        migrate(connection)
+        settle_interrupted(connection, path)
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+        # a failed query must not be able to fill the disk, and spilling is never needed for our own writes
+        connection.execute(f"SET memory_limit = '{memory_mb}MB'")
+        connection.execute(f"SET threads = {max(1, min(4, os.cpu_count() or 1))}")
+        lock_down(connection)
+    except (duckdb.Error, SchemaTooNewError) as error:
+        connection.close()
+        if isinstance(error, SchemaTooNewError):
+            raise DatabaseUnreadableError(str(error)) from None
+        raise DatabaseUnreadableError(f"{path} cannot be used as the database: {first_line(error)}") from error
+    return connection
+
+
+def open_for_reading(path: Path) -> Connection:
+    """A connection for queries on a file that nobody owns now; an older schema is migrated first.
+
+    Raises `StoreError`.
+    """
+    if not path.exists():
+        raise DatabaseUnreadableError(
+            f"There is no database at {path}: start the engine once, or name a file with --db."
+        )
+    connection = _connect(path, read_only=True)
+    if version_of(connection) < SCHEMA_VERSION or _unsettled(connection):
+        connection.close()
+        open_owned(path).close()
+        connection = _connect(path, read_only=True)
+    lock_down(connection)
+    return connection
+
+
+def lock_down(connection: Connection) -> None:
+    """No files, no network, no extensions, and no way back."""
+    connection.execute("SET max_temp_directory_size = '0B'")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _connect(path: Path, read_only: bool) -> Connection:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return duckdb.connect(str(path), read_only=read_only)
+    except (duckdb.Error, OSError) as error:
+        pid = lock_holder(path)
+        if pid is not None:
+            raise DatabaseLockedError(path, pid) from error
+        if isinstance(error, duckdb.ConnectionException):
+            raise DatabaseLockedError(path, os.getpid()) from error
+        raise DatabaseUnreadableError(f"{path} cannot be opened as the database: {_explain(path, error)}") from error
+
+
+def _explain(path: Path, error: Exception) -> str:
+    if path.is_dir():
+        return "it is a directory; name a file."
+    if path.exists() and not os.access(path, os.R_OK | os.W_OK):
+        return "this user may not read and write it; change its owner or choose another file with --db."
+    if not path.exists() and not os.access(path.parent, os.W_OK):
+        return "this user may not write in its directory; choose another file with --db."
+    return f"{first_line(error)}; move it away or choose another file with --db."
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, without the full stop."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that holds a lock on the file, where the system can tell.
+
+    Never call it for a file that this process itself has open: closing the probe would drop our own lock.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    import fcntl
+
+    probe = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with path.open("rb") as file:
+            answer = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, probe))
+    except OSError:
+        return None
+    kind, pid = answer[0], answer[4]
+    return pid if kind != fcntl.F_UNLCK and pid > 0 else None
+
+
+def _unsettled(connection: Connection) -> bool:
+    row = connection.execute("SELECT count(*) FROM runs WHERE state = 'running'").fetchone()
+    return bool(row and row[0])
+
+
+_LAST_RECORD = """
+SELECT max(t) FROM (
+  SELECT max(start + to_microseconds(dur_us)) t FROM lane_steps WHERE run = $run
+  UNION ALL SELECT max(finished) FROM requests WHERE run = $run
+  UNION ALL SELECT max(time) FROM health WHERE run = $run
+  UNION ALL SELECT max(time) FROM lever_changes WHERE run = $run
+  UNION ALL SELECT started FROM runs WHERE run = $run)
+"""
+
+
+def settle_interrupted(connection: Connection, path: Path) -> None:
+    """Mark runs without an end as interrupted and state what is missing: records received, but not committed."""
+    running = connection.execute("SELECT run FROM runs WHERE state = 'running' ORDER BY run").fetchall()
+    for (run,) in running:
+        connection.execute(
+            f"UPDATE runs SET state = 'interrupted', last_record = ({_LAST_RECORD}),"
+            " records = (SELECT coalesce(sum(records), 0) FROM flushes WHERE run = $run),"
+            " heartbeat = (SELECT max(time) FROM flushes WHERE run = $run) WHERE run = $run",
+            {"run": run},
+        )
+    pulse = beat.read(path)
+    if running and pulse is not None:
+        run = running[-1][0]
+        committed = connection.execute(
+            "SELECT coalesce(sum(records), 0), max(time) FROM flushes WHERE session = ? HAVING max(run) = ?",
+            [pulse.session, run],
+        ).fetchone()
+        if committed is not None:
+            connection.execute(
+                "UPDATE runs SET missing = greatest(0, ? - ?), heartbeat = make_timestamp(?),"
+                " gap_ms = greatest(0, ? - epoch_us(?)) / 1000 WHERE run = ?",
+                [pulse.accepted, committed[0], pulse.time_us, pulse.time_us, committed[1], run],
+            )
+    with contextlib.suppress(OSError):
+        beat.path_of(path).unlink()

@@ -1,0 +1,479 @@
+"""Live aggregates for the screens: constant work per record, and a window of its own for every subscriber."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from telemetry.baseline import PlainBaseline
+from telemetry.record import (
+    AnyRecord,
+    GateRecord,
+    HealthRecord,
+    LeverRecord,
+    RequestRecord,
+    RunRecord,
+    SeqShare,
+    ShadowRecord,
+    StepRecord,
+)
+from telemetry.schema import DECODE
+
+QUANTILE_WINDOW_NS = 60_000_000_000
+_SAMPLES = 8192
+_RUNNING = 4096
+_FINISHED = 64
+_HEALTH = 60
+_LEVERS = 256
+
+Clock = Callable[[], int]
+
+
+@dataclass(slots=True)
+class LaneTotals:
+    """What a lane did; tokens are those emitted, prefill tokens those fed."""
+
+    steps: int = 0
+    tokens: int = 0
+    prefill_tokens: int = 0
+    ns: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        return self.ns / 1e9
+
+    def since(self, before: LaneTotals) -> LaneTotals:
+        return LaneTotals(
+            self.steps - before.steps,
+            self.tokens - before.tokens,
+            self.prefill_tokens - before.prefill_tokens,
+            self.ns - before.ns,
+            self.drafted - before.drafted,
+            self.accepted - before.accepted,
+            _minus(self.drafted_at, before.drafted_at),
+            _minus(self.accepted_at, before.accepted_at),
+        )
+
+    def copy(self) -> LaneTotals:
+        return replace(self, drafted_at=self.drafted_at.copy(), accepted_at=self.accepted_at.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Milliseconds; None where the window holds no sample."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What happened since this subscriber asked last, and the totals of the run."""
+
+    time: float
+    """Unix seconds."""
+    window_s: float
+    tick: int
+    lanes: dict[str, LaneTotals]
+    """Only lanes that ran in the window."""
+    tokens_per_s: float
+    prefill_tokens_per_s: float
+    ttft: Percentiles
+    tpot: Percentiles
+    """Of requests that ended in the last 60 s."""
+    lane: str
+    """Lane of the last decode step."""
+    refusals: dict[str, str]
+    kv_used: int
+    kv_total: int
+    """Blocks."""
+    cached_tokens: int
+    """Prompt tokens from the prefix cache since the run began."""
+    total_tokens: int
+    total_requests: int
+    lost: dict[str, int]
+    telemetry_cost: float
+    """Share of tick time that recording took in the last minute."""
+    plain_tokens_per_s: float | None
+    width_bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    name: str
+    tokens_per_s: float | None
+    deviation: float | None
+    age_tokens: int
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """The last decision of the gate."""
+
+    time: float
+    mode: str
+    arm: str
+    reason: str
+    arms: tuple[Arm, ...]
+    margin: float
+    losses: int
+    depth: int
+    width_bucket: int
+    tokens_until_probe: int
+    pinned: bool
+    switches: int
+
+
+@dataclass(slots=True)
+class LiveRequest:
+    """A request as the records show it; the server may announce it before its first step."""
+
+    request_id: str
+    arrived: float
+    """Unix seconds."""
+    prompt_tokens: int = 0
+    conversation_id: str = ""
+    state: str = "waiting"
+    """waiting, prefilling, active or finished."""
+    prefilled: int = 0
+    output_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    lane: str = ""
+    ttft_ms: float | None = None
+    first_token_ns: int = 0
+    last_ns: int = 0
+    reason: str = ""
+    decode_ns: int = 0
+    plain_ns: float = 0.0
+    """What the same tokens would have taken in plain decoding, where that was measured."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        elapsed = self.last_ns - self.first_token_ns
+        return (self.output_tokens - 1) / elapsed * 1e9 if elapsed > 0 and self.output_tokens > 1 else 0.0
+
+    @property
+    def speedup(self) -> float | None:
+        """Plain time over the time really taken; below 1 when speculation lost; None while plain is unmeasured."""
+        return self.plain_ns / self.decode_ns if self.plain_ns and self.decode_ns else None
+
+
+class Hub:
+    """Fed with every record in order; read by any number of subscribers."""
+
+    def __init__(self, clock_ns: Clock = time.time_ns) -> None:
+        self._clock_ns = clock_ns
+        self._guard = threading.RLock()
+        self.lost: dict[str, int] = {}
+        """Dropped since the owner began, by kind."""
+        self._reset(0)
+
+    def _reset(self, offset_ns: int) -> None:
+        self.run: RunRecord | None = None
+        self._offset_ns = offset_ns
+        self.lanes: dict[str, LaneTotals] = {}
+        self._steps: StepRecord | None = None
+        self._decode: StepRecord | None = None
+        self._gate: GateRecord | None = None
+        self.switches = 0
+        self._gate_mode = ""
+        self.cached_tokens = 0
+        self.requests_by_reason: Counter[str] = Counter()
+        self.tokens_in = 0
+        self.tokens_out = 0
+        self.gate_decisions: Counter[tuple[str, str]] = Counter()
+        self.refusals: Counter[tuple[str, str]] = Counter()
+        self.preemptions = 0
+        self.shadow_rows = 0
+        self.shadow_differing = 0
+        self._running: dict[str, LiveRequest] = {}
+        self._finished: deque[LiveRequest] = deque(maxlen=_FINISHED)
+        self._latencies: deque[tuple[int, float | None, float | None]] = deque(maxlen=_SAMPLES)
+        self._health: deque[HealthRecord] = deque(maxlen=_HEALTH)
+        self.levers: deque[LeverRecord] = deque(maxlen=_LEVERS)
+        self.baseline = PlainBaseline()
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def update(self, records: Iterable[AnyRecord]) -> None:
+        """Take a batch of records, oldest first."""
+        with self._guard:
+            for record in records:
+                kind = type(record)
+                if kind is StepRecord:
+                    self._step(record)  # type: ignore[arg-type]
+                else:
+                    handler = _HANDLERS.get(kind)
+                    if handler is not None:
+                        handler(self, record)
+
+    def announce(self, request_id: str, prompt_tokens: int = 0, conversation_id: str = "") -> None:
+        """A request was accepted; it shows as waiting until its first step."""
+        with self._guard:
+            self._make_room()
+            self._running[request_id] = LiveRequest(request_id, self._clock_ns() / 1e9, prompt_tokens, conversation_id)
+
+    def forget(self, request_id: str) -> None:
+        """A request ended of which no record will come (refused, or the engine is gone)."""
+        with self._guard:
+            self._running.pop(request_id, None)
+
+    def set_lost(self, lost: Mapping[str, int]) -> None:
+        """What was dropped so far, by kind, as its owners count it."""
+        with self._guard:
+            self.lost = dict(lost)
+
+    def _run(self, record: RunRecord) -> None:
+        self._reset(record.unix_ns - record.clock_ns)
+        self.run = record
+
+    def _step(self, record: StepRecord) -> None:
+        lane = self.lanes.get(record.lane)
+        if lane is None:
+            lane = self.lanes[record.lane] = LaneTotals()
+        lane.steps += 1
+        lane.tokens += record.emitted
+        lane.prefill_tokens += record.prefill_tokens
+        lane.ns += record.end_ns - record.start_ns
+        if record.drafted:
+            lane.drafted += record.drafted
+            lane.accepted += record.accepted
+            _add(lane.drafted_at, record.drafted_at)
+            _add(lane.accepted_at, record.accepted_at)
+        self._steps = record
+        self.tokens_out += record.emitted
+        self.tokens_in += record.prefill_tokens
+        if record.cached_tokens:
+            self.cached_tokens += record.cached_tokens
+        plain_ns = 0.0
+        if record.lane in DECODE:
+            self._decode = record
+            for refusal in record.refusals:
+                self.refusals[refusal] += 1
+            plain_ns = self.baseline.step(record)
+        elif record.lane == "preempt":
+            self.preemptions += 1
+        for share in record.shares:
+            self._share(record, share, plain_ns)
+
+    def _share(self, record: StepRecord, share: SeqShare, plain_ns: float) -> None:
+        request = self._running.get(share.request_id)
+        if request is None:
+            self._make_room()
+            arrived = (record.start_ns + self._offset_ns) / 1e9
+            request = self._running[share.request_id] = LiveRequest(share.request_id, arrived)
+        request.last_ns = record.end_ns
+        request.prefilled += share.prefill_tokens
+        if share.emitted:
+            if not request.first_token_ns:
+                request.first_token_ns = record.end_ns
+                request.ttft_ms = max(0.0, (record.end_ns + self._offset_ns) / 1e6 - request.arrived * 1e3)
+            request.state = "active"
+            request.lane = record.lane
+            request.output_tokens += share.emitted
+            request.drafted += share.drafted
+            request.accepted += share.accepted
+            if plain_ns:
+                request.decode_ns += record.end_ns - record.start_ns
+                request.plain_ns += plain_ns * share.emitted
+        elif request.state == "waiting":
+            request.state = "prefilling"
+
+    def _request(self, record: RequestRecord) -> None:
+        request = self._running.pop(record.request_id, None)
+        if request is None:
+            request = LiveRequest(record.request_id, (record.arrived_ns + self._offset_ns) / 1e9)
+        request.arrived = (record.arrived_ns + self._offset_ns) / 1e9
+        request.state, request.reason = "finished", record.reason
+        request.prompt_tokens, request.output_tokens = record.prompt_tokens, record.output_tokens
+        request.drafted, request.accepted = record.drafted, record.accepted
+        request.conversation_id = record.conversation_id
+        request.first_token_ns, request.last_ns = record.first_token_ns, record.finished_ns
+        first = record.first_token_ns
+        request.ttft_ms = (first - record.arrived_ns) / 1e6 if first else None
+        more = record.output_tokens - 1
+        tpot_ms = (record.finished_ns - first) / 1e6 / more if first and more > 0 else None
+        self._latencies.append((record.finished_ns, request.ttft_ms, tpot_ms))
+        self._finished.append(request)
+        self.requests_by_reason[record.reason] += 1
+
+    def _gate_record(self, record: GateRecord) -> None:
+        if self._gate_mode and record.mode != self._gate_mode:
+            self.switches += 1
+        self._gate_mode = record.mode
+        self._gate = record
+        self.gate_decisions[record.arm, record.reason] += 1
+        self.baseline.gate(record)
+
+    def _health_record(self, record: HealthRecord) -> None:
+        self._health.append(record)
+
+    def _lever(self, record: LeverRecord) -> None:
+        self.levers.append(record)
+
+    def _shadow(self, record: ShadowRecord) -> None:
+        self.shadow_rows += record.rows
+        self.shadow_differing += record.differing
+
+    def _make_room(self) -> None:
+        """A request whose end was lost must not stay for ever."""
+        if len(self._running) >= _RUNNING:
+            oldest = min(self._running.values(), key=lambda request: request.last_ns)
+            del self._running[oldest.request_id]
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    def subscribe(self) -> Subscription:
+        """A cursor whose windows begin now."""
+        return Subscription(self)
+
+    def gate(self) -> GateState | None:
+        """The last decision; None before the first."""
+        with self._guard:
+            record = self._gate
+            if record is None:
+                return None
+            arms = tuple(
+                Arm(name, speed if speed >= 0 else None, deviation if deviation >= 0 else None, age, stale)
+                for name, speed, deviation, age, stale in record.arms
+            )
+            return GateState(
+                self.unix_s(record.time_ns), record.mode, record.arm, record.reason, arms, record.margin,
+                record.losses, record.depth, record.width_bucket, record.tokens_until_probe, record.pinned,
+                self.switches,
+            )  # fmt: skip
+
+    def requests(self) -> tuple[LiveRequest, ...]:
+        """Running requests, then those that ended last, newest first."""
+        with self._guard:
+            live = (*self._running.values(), *reversed(self._finished))
+            return tuple(replace(request) for request in live)
+
+    def request(self, request_id: str) -> LiveRequest | None:
+        """A running or just finished request."""
+        with self._guard:
+            found = self._running.get(request_id)
+            if found is None:
+                found = next((done for done in reversed(self._finished) if done.request_id == request_id), None)
+            return replace(found) if found else None
+
+    def latencies(self) -> tuple[Percentiles, Percentiles]:
+        """TTFT and time per output token of the last 60 s."""
+        oldest = self._clock_ns() - self._offset_ns - QUANTILE_WINDOW_NS
+        with self._guard:
+            while self._latencies and self._latencies[0][0] < oldest:
+                self._latencies.popleft()
+            samples = tuple(self._latencies)
+        return percentiles([ttft for _, ttft, _ in samples]), percentiles([tpot for _, _, tpot in samples])
+
+    def telemetry_cost(self) -> float:
+        with self._guard:
+            ticks = sum(health.tick_ns for health in self._health)
+            return sum(health.recording_ns for health in self._health) / ticks if ticks else 0.0
+
+    def health(self) -> HealthRecord | None:
+        return self._health[-1] if self._health else None
+
+    def unix_s(self, clock_ns: int) -> float:
+        """Unix seconds of a time of the engine's clock."""
+        return (clock_ns + self._offset_ns) / 1e9
+
+    def _window(self, before: dict[str, LaneTotals], since_ns: int, now_ns: int) -> Window:
+        lanes = {
+            name: delta
+            for name, totals in self.lanes.items()
+            if (delta := totals.since(before.get(name, _NOTHING))).steps
+        }
+        elapsed = max(1e-9, (now_ns - since_ns) / 1e9)
+        last, decode = self._steps, self._decode
+        ttft, tpot = self.latencies()
+        return Window(
+            time=now_ns / 1e9,
+            window_s=elapsed,
+            tick=last.tick if last else 0,
+            lanes=lanes,
+            tokens_per_s=sum(lane.tokens for lane in lanes.values()) / elapsed,
+            prefill_tokens_per_s=sum(lane.prefill_tokens for lane in lanes.values()) / elapsed,
+            ttft=ttft,
+            tpot=tpot,
+            lane=decode.lane if decode else "",
+            refusals=dict(decode.refusals) if decode else {},
+            kv_used=last.kv_used if last else 0,
+            kv_total=last.kv_total if last else 0,
+            cached_tokens=self.cached_tokens,
+            total_tokens=self.tokens_out,
+            total_requests=self.requests_by_reason.total(),
+            lost={kind: count for kind, count in self.lost.items() if count},
+            telemetry_cost=self.telemetry_cost(),
+            plain_tokens_per_s=self.baseline.tokens_per_s(decode.width if decode else 1),
+            width_bucket=1 << max(0, (decode.width if decode else 1) - 1).bit_length(),
+        )
+
+
+class Subscription:
+    """One reader's place; reading twice never counts a step twice, and a slow reader loses nothing."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        with hub._guard:
+            self._run = hub.run
+            self._before = {name: totals.copy() for name, totals in hub.lanes.items()}
+            self._since_ns = hub._clock_ns()
+
+    def read(self) -> Window:
+        """The window since the last read; a new run begins a new window."""
+        hub = self._hub
+        with hub._guard:
+            now_ns = hub._clock_ns()
+            if hub.run is not self._run:
+                self._run, self._before = hub.run, {}
+            window = hub._window(self._before, self._since_ns, now_ns)
+            for name in window.lanes:
+                self._before[name] = hub.lanes[name].copy()
+            self._since_ns = now_ns
+        return window
+
+
+def percentiles(values: Sequence[float | None]) -> Percentiles:
+    """p50, p95, p99 by the nearest rank."""
+    known = sorted(value for value in values if value is not None)
+    if not known:
+        return Percentiles()
+    p50, p95, p99 = (known[min(len(known) - 1, int(share * len(known)))] for share in (0.5, 0.95, 0.99))
+    return Percentiles(p50, p95, p99, len(known))
+
+
+_NOTHING = LaneTotals()
+
+
+def _add(totals: list[int], counts: tuple[int, ...]) -> None:
+    if len(totals) < len(counts):
+        totals.extend([0] * (len(counts) - len(totals)))
+    for position, count in enumerate(counts):
+        totals[position] += count
+
+
+def _minus(after: list[int], before: list[int]) -> list[int]:
+    return [total - (before[at] if at < len(before) else 0) for at, total in enumerate(after)]
+
+
+_HANDLERS: dict[type, Callable[[Hub, Any], None]] = {
+    RunRecord: Hub._run,
+    RequestRecord: Hub._request,
+    GateRecord: Hub._gate_record,
+    HealthRecord: Hub._health_record,
+    LeverRecord: Hub._lever,
+    ShadowRecord: Hub._shadow,
+}

@@ -1,0 +1,333 @@
+"""Pure encoders from records to Arrow columns, one function per table; no database, no clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from telemetry.record import (
+    GateRecord,
+    HealthRecord,
+    LeverRecord,
+    LoadRecord,
+    RequestRecord,
+    RungRecord,
+    RunRecord,
+    ShadowRecord,
+    StepRecord,
+    TokenRecord,
+)
+from telemetry.schema import GATE_CODES, GATE_REASONS, K_CODES, K_REASONS, LANE_CODES, LANES, OTHER
+
+Array = np.ndarray[Any, Any]
+Number = Callable[[str], int]
+"""The number of a request id within the file."""
+
+_TIMESTAMP = pa.timestamp("us")
+_STEP_INTS: tuple[tuple[str, type], ...] = (
+    ("step_id", np.int64), ("tick", np.int64), ("width", np.uint16), ("rows", np.uint32),
+    ("prefill_tokens", np.uint32), ("drafted", np.uint16), ("accepted", np.uint16), ("bonus", np.uint16),
+    ("emitted", np.uint16), ("k", np.uint8), ("kv_used", np.uint32), ("kv_total", np.uint32), ("depth", np.uint32),
+    ("draft_us", np.uint32), ("device_us", np.uint32), ("commit_us", np.uint32), ("cached_tokens", np.uint32),
+)  # fmt: skip
+_step_fields = attrgetter(
+    *(name for name, _ in _STEP_INTS),
+    "lane", "k_reason", "start_ns", "end_ns", "drafted_at", "accepted_at", "refusals", "shares",
+)  # fmt: skip
+_share_fields = attrgetter("request_id", "drafted", "accepted", "emitted", "prefill_tokens")
+
+
+def trace_id_of_run(run_id: str) -> str:
+    """32 hex digits, the same for the same run everywhere."""
+    return hashlib.sha256(f"run/{run_id}".encode()).hexdigest()[:32]
+
+
+def span_base_of_run(run_id: str) -> str:
+    """The first six hex digits of every span id in the engine run's trace."""
+    return hashlib.sha256(f"run/{run_id}".encode()).hexdigest()[32:38]
+
+
+def request_ids(run_id: str, request: RequestRecord) -> tuple[str, str]:
+    """(trace id, span id) of a request: the caller's trace where there is one, else derived."""
+    digest = hashlib.sha256(f"request/{run_id}/{request.request_id}".encode()).hexdigest()
+    return request.trace_id or digest[:32], digest[32:48]
+
+
+def refusal_text(refusals: tuple[tuple[str, str], ...]) -> str:
+    """`ngram:no_match mtp:gate`"""
+    return " ".join(f"{lane}:{reason}" for lane, reason in refusals)
+
+
+class StepColumns:
+    """The columns of a batch of steps, as an Arrow table and as the arrays that the rollups sum."""
+
+    def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, number: Number) -> None:
+        columns = list(zip(*map(_step_fields, records), strict=True))
+        ints: dict[str, Array] = {name: np.array(columns[i], dtype) for i, (name, dtype) in enumerate(_STEP_INTS)}
+        lane, k_reason, start, end, drafted_at, accepted_at, refusals, shares = columns[len(_STEP_INTS) :]
+        self.ints = ints
+        self.lane = codes(lane, LANE_CODES)
+        start_us = np.array(start, np.int64) // 1000
+        self.dur_us = (np.array(end, np.int64) // 1000 - start_us).clip(0).astype(np.uint32)
+        self.start_us = start_us + offset_us
+        self.drafted_at = _Lists(drafted_at)
+        self.accepted_at = _Lists(accepted_at)
+        texts: dict[tuple[tuple[str, str], ...], int] = {}
+        self.refusal_code = np.array([texts.setdefault(pairs, len(texts)) for pairs in refusals], np.int32)
+        self.refusal_sets = list(texts)
+        self.table = pa.table(
+            {
+                "run": constant(run, len(records)),
+                "step_id": pa.array(ints["step_id"]),
+                "tick": pa.array(ints["tick"]),
+                "lane": enum(self.lane, LANES),
+                "start": timestamps(self.start_us),
+                "dur_us": pa.array(self.dur_us),
+                **{name: pa.array(ints[name]) for name in ("width", "rows", "prefill_tokens", "drafted", "accepted")},
+                "bonus": pa.array(ints["bonus"]),
+                "emitted": pa.array(ints["emitted"]),
+                "drafted_at": self.drafted_at.arrow(),
+                "accepted_at": self.accepted_at.arrow(),
+                "k": pa.array(ints["k"]),
+                "k_reason": enum(codes(k_reason, K_CODES), K_REASONS),
+                "refusals": pa.DictionaryArray.from_arrays(
+                    pa.array(self.refusal_code), pa.array([refusal_text(pairs) for pairs in texts], pa.string())
+                ),
+                **{name: pa.array(ints[name]) for name in ("kv_used", "kv_total", "depth", "draft_us", "device_us")},
+                "commit_us": pa.array(ints["commit_us"]),
+                "cached_tokens": pa.array(ints["cached_tokens"]),
+                "shares": _shares(shares, number),
+            }
+        )
+
+
+class _Lists:
+    """A column of short integer tuples as flat values and offsets."""
+
+    def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
+        self.lengths = np.fromiter(map(len, lists), np.int32, len(lists))
+        self.values = np.fromiter(chain.from_iterable(lists), np.uint16, int(self.lengths.sum()))
+
+    def arrow(self) -> pa.Array:
+        return pa.ListArray.from_arrays(_offsets(self.lengths), pa.array(self.values))
+
+
+def _shares(shares: Sequence[tuple[Any, ...]], number: Number) -> pa.Array:
+    lengths = np.fromiter(map(len, shares), np.int32, len(shares))
+    flat = list(map(_share_fields, chain.from_iterable(shares)))
+    ids, drafted, accepted, emitted, prefill = zip(*flat, strict=True) if flat else ((), (), (), (), ())
+    values = pa.StructArray.from_arrays(
+        [
+            pa.array(np.array([number(request) for request in ids], np.uint32)),
+            pa.array(np.array(drafted, np.uint8)),
+            pa.array(np.array(accepted, np.uint8)),
+            pa.array(np.array(emitted, np.uint8)),
+            pa.array(np.array(prefill, np.uint32)),
+        ],
+        ["request_no", "drafted", "accepted", "emitted", "prefill_tokens"],
+    )
+    return pa.ListArray.from_arrays(_offsets(lengths), values)
+
+
+def gates(run: int, records: Sequence[GateRecord], offset_us: int) -> pa.Table:
+    lengths = np.fromiter((len(record.arms) for record in records), np.int32, len(records))
+    flat = list(chain.from_iterable(record.arms for record in records))
+    names, speeds, deviations, ages, stale = zip(*flat, strict=True) if flat else ((), (), (), (), ())
+    arms = pa.StructArray.from_arrays(
+        [
+            pa.array(names, pa.string()),
+            _known(speeds),
+            _known(deviations),
+            pa.array(np.array(ages, np.int32)),
+            pa.array(stale, pa.bool_()),
+        ],
+        ["name", "tokens_per_s", "deviation", "age", "stale"],
+    )
+    return pa.table(
+        {
+            "run": constant(run, len(records)),
+            "step_id": pa.array([record.step_id for record in records], pa.int64()),
+            "time": times((record.time_ns for record in records), offset_us),
+            "mode": pa.array([record.mode for record in records]),
+            "arm": pa.array([record.arm for record in records]),
+            "reason": enum(codes([record.reason for record in records], GATE_CODES), GATE_REASONS),
+            "arms": pa.ListArray.from_arrays(_offsets(lengths), arms),
+            "margin": pa.array(np.array([record.margin for record in records], np.float32)),
+            "losses": pa.array(np.array([record.losses for record in records], np.uint8)),
+            "depth": pa.array(np.array([record.depth for record in records], np.uint32)),
+            "width_bucket": pa.array(np.array([record.width_bucket for record in records], np.uint16)),
+            "tokens_until_probe": pa.array(np.array([record.tokens_until_probe for record in records], np.int32)),
+            "pinned": pa.array([record.pinned for record in records], pa.bool_()),
+        }
+    )
+
+
+def _known(values: Sequence[float]) -> pa.Array:
+    """Floats, with -1 (not measured) as null."""
+    array = np.array(values, np.float32)
+    return pa.array(array, mask=array < 0)
+
+
+def requests(run: int, run_id: str, records: Sequence[RequestRecord], offset_us: int, number: Number) -> pa.Table:
+    rows = []
+    for record in records:
+        trace_id, span_id = request_ids(run_id, record)
+        rows.append(
+            {
+                "run": run, "request_no": number(record.request_id), "request_id": record.request_id,
+                "operation": record.operation, "conversation_id": record.conversation_id,
+                "trace_id": trace_id, "span_id": span_id, "parent_span_id": record.parent_span_id,
+                "sampled": record.sampled, "reason": record.reason, "error": record.error,
+                **{name: getattr(record, name) for name in _REQUEST_COUNTS},
+                **_moments(record, offset_us), **phases_ms(record),
+                "temperature": record.temperature, "top_p": record.top_p, "top_k": record.top_k,
+                "max_tokens": record.max_tokens, "seed": record.seed, "stream": record.stream,
+            }
+        )  # fmt: skip
+    return pa.Table.from_pylist(rows, _REQUEST_SCHEMA)
+
+
+_REQUEST_COUNTS = (
+    "prompt_tokens", "cached_tokens", "output_tokens", "drafted", "accepted", "prefill_chunks", "preemptions",
+)  # fmt: skip
+_MOMENTS = ("arrived", "admitted", "prefill_end", "first_token", "finished")
+_PHASES = ("queue_ms", "prefill_ms", "decode_ms", "total_ms", "ttft_ms", "tpot_ms")
+_REQUEST_SCHEMA = pa.schema(
+    [("run", pa.int32()), ("request_no", pa.uint32())]
+    + [(name, pa.string()) for name in ("request_id", "operation", "conversation_id", "trace_id", "span_id")]
+    + [("parent_span_id", pa.string()), ("sampled", pa.bool_())]
+    + [(name, _TIMESTAMP) for name in _MOMENTS]
+    + [("reason", pa.string()), ("error", pa.string())]
+    + [(name, pa.uint32()) for name in _REQUEST_COUNTS]
+    + [(name, pa.float64()) for name in _PHASES]
+    + [("temperature", pa.float32()), ("top_p", pa.float32()), ("top_k", pa.int32()), ("max_tokens", pa.int32())]
+    + [("seed", pa.int64()), ("stream", pa.bool_())]
+)
+
+
+def _moments(record: RequestRecord, offset_us: int) -> dict[str, int | None]:
+    moments = ((name, getattr(record, f"{name}_ns")) for name in _MOMENTS)
+    return {name: ns // 1000 + offset_us if ns else None for name, ns in moments}
+
+
+def phases_ms(record: RequestRecord) -> dict[str, float | None]:
+    """Milliseconds by phase; None for a phase that the request never finished or entered."""
+    arrived, finished, first = record.arrived_ns, record.finished_ns, record.first_token_ns
+    admitted, prefilled = record.admitted_ns, record.prefill_end_ns or record.first_token_ns
+    more = record.output_tokens - 1
+    return {
+        "queue_ms": ((admitted or finished) - arrived) / 1e6,
+        "prefill_ms": ((prefilled or finished) - admitted) / 1e6 if admitted else None,
+        "decode_ms": (finished - prefilled) / 1e6 if prefilled else None,
+        "total_ms": (finished - arrived) / 1e6,
+        "ttft_ms": (first - arrived) / 1e6 if first else None,
+        "tpot_ms": (finished - first) / 1e6 / more if first and more > 0 else None,
+    }
+
+
+def request_lanes(run: int, records: Sequence[RequestRecord], number: Number) -> pa.Table:
+    rows = [
+        (number(record.request_id), lane, record.steps_by_lane.get(lane, 0), record.tokens_by_lane.get(lane, 0))
+        for record in records
+        for lane in dict.fromkeys((*record.steps_by_lane, *record.tokens_by_lane))
+    ]
+    numbers, lanes, steps, tokens = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return pa.table(
+        {
+            "run": constant(run, len(rows)),
+            "request_no": pa.array(np.array(numbers, np.uint32)),
+            "lane": enum(codes(lanes, LANE_CODES), LANES),
+            "steps": pa.array(np.array(steps, np.uint32)),
+            "tokens": pa.array(np.array(tokens, np.uint32)),
+        }
+    )
+
+
+def tokens(run: int, records: Sequence[TokenRecord], offset_us: int, number: Number) -> pa.Table:
+    return pa.table(
+        {
+            "run": constant(run, len(records)),
+            "request_no": pa.array(np.array([number(record.request_id) for record in records], np.uint32)),
+            "index": pa.array(np.array([record.index for record in records], np.uint32)),
+            "time": times((record.time_ns for record in records), offset_us),
+            "step_id": pa.array([record.step_id for record in records], pa.int64()),
+            "token_id": pa.array([record.token_id for record in records], pa.int32()),
+            "lane": enum(codes([record.lane for record in records], LANE_CODES), LANES),
+            "draft": pa.array(np.array([record.draft for record in records], np.uint8)),
+            "logprob": pa.array([record.logprob for record in records], pa.float32()),
+        }
+    )
+
+
+def run_row(run: int, record: RunRecord) -> dict[str, Any]:
+    """The row of a run that has just begun."""
+    return {
+        "run": run, "run_id": record.run_id, "state": "running", "end_reason": "",
+        "started": record.unix_ns // 1000, "model": record.model, "device": record.device, "dtype": record.dtype,
+        "levers": json.dumps(record.levers), "versions": json.dumps(record.versions),
+        "kv_tokens": record.kv_tokens, "block_size": record.block_size,
+        "clock_ns": record.clock_ns, "unix_ns": record.unix_ns,
+        "trace_id": trace_id_of_run(record.run_id), "span_base": span_base_of_run(record.run_id),
+    }  # fmt: skip
+
+
+def lever_row(run: int, record: LeverRecord, offset_us: int) -> tuple[Any, ...]:
+    old, new = (value if isinstance(value, str) else json.dumps(value) for value in (record.old, record.new))
+    time = record.time_ns // 1000 + offset_us
+    return (
+        run, record.change_id, time, record.tick, record.name, old, new,
+        record.origin, record.actor, record.reason, record.error,
+    )  # fmt: skip
+
+
+def load_row(run: int, record: LoadRecord, offset_us: int) -> tuple[Any, ...]:
+    start = record.start_ns // 1000 + offset_us
+    return run, record.stage, start, max(0, record.end_ns - record.start_ns) // 1000, record.what, record.bytes
+
+
+def rung_row(run: int, record: RungRecord, offset_us: int) -> tuple[Any, ...]:
+    time = record.time_ns // 1000 + offset_us
+    return run, time, record.tick, record.width, record.max_width, record.speculates
+
+
+def shadow_row(run: int, record: ShadowRecord, offset_us: int) -> tuple[Any, ...]:
+    return run, record.step_id, record.time_ns // 1000 + offset_us, record.rows, record.differing
+
+
+def health_row(run: int, record: HealthRecord, offset_us: int) -> tuple[Any, ...]:
+    return (
+        run, record.time_ns // 1000 + offset_us, record.tick_ns // 1000, record.recording_ns // 1000,
+        record.records, record.lost, record.resident_bytes,
+    )  # fmt: skip
+
+
+def codes(words: Iterable[str], known: dict[str, int]) -> Array:
+    other = known[OTHER]
+    return np.array([known.get(word, other) for word in words], np.uint8)
+
+
+def enum(array: Array, words: Sequence[str]) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(array), pa.array(words))
+
+
+def constant(value: int, length: int) -> pa.Array:
+    return pa.array(np.full(length, value, np.int32))
+
+
+def timestamps(microseconds: Array) -> pa.Array:
+    return pa.array(microseconds.astype("datetime64[us]"))
+
+
+def times(nanoseconds: Iterable[int], offset_us: int) -> pa.Array:
+    return timestamps(np.array([ns // 1000 for ns in nanoseconds], np.int64) + offset_us)
+
+
+def _offsets(lengths: Array) -> pa.Array:
+    return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))

@@ -1,0 +1,302 @@
+"""The store: a bounded queue, a thread that owns the database, and a sentence when something is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from telemetry.beat import Beat
+from telemetry.database import Connection, StoreError, first_line, open_owned
+from telemetry.record import AnyRecord
+from telemetry.views import create_views
+from telemetry.writer import Flush, RunContext, Writer
+
+FLUSH_S = 0.25
+CAPACITY = 262_144
+"""Records that wait at most: four minutes at 1,000 a second, two checkpoints at 100,000 a second."""
+_BATCH = 65_536
+_ROWS_CAPACITY = 16_384
+_RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
+_ROOM_BYTES = 8 * 1024 * 1024
+
+Clock = Callable[[], int]
+
+
+class Store:
+    """The only owner of a database file while it lives.
+
+    `put` never blocks and never raises for what happens to the file: `trouble` says in one sentence what is wrong,
+    `losses` counts what did not fit, and both end up in the database when it works again.
+    """
+
+    def __init__(
+        self, path: Path, flush_s: float = FLUSH_S, capacity: int = CAPACITY, clock_ns: Clock = time.time_ns
+    ) -> None:
+        """Open or create the file. Raises `StoreError`."""
+        self.path = path
+        self.trouble = ""
+        self.losses: Counter[str] = Counter()
+        """Dropped since the store was opened, by kind."""
+        self._flush_s = flush_s
+        self._capacity = capacity
+        self._clock_ns = clock_ns
+        self._guard = threading.Lock()
+        self._records: deque[AnyRecord] = deque()
+        self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
+        self._unwritten: Counter[str] = Counter()
+        self._pending: Flush | None = None
+        self._context: RunContext | None = None
+        self._accepted = 0
+        self._taken = 0
+        self._settled = 0
+        self._wake = threading.Event()
+        self._idle = threading.Condition()
+        self._end: str | None = None
+        self._failures = 0
+        self._retry_at = 0.0
+        self._database_guard = threading.Lock()
+        self._connection: Connection | None = None
+        self._open()
+        self._thread = threading.Thread(target=self._run, name="telemetry-writer", daemon=True)
+        self._thread.start()
+
+    # ---- callers ----------------------------------------------------------------------------------------------
+
+    def put(self, records: Sequence[AnyRecord], lost: int = 0) -> None:
+        """Queue records; what does not fit is dropped and counted by kind. `lost`: dropped before they came here."""
+        with self._guard:
+            room = self._capacity - len(self._records)
+            kept = records if len(records) <= room else records[: max(0, room)]
+            self._records.extend(kept)
+            self._accepted += len(kept)
+            self._beat.write(self._accepted, self._clock_ns() // 1000)
+            if lost:
+                self._lose("ring", lost)
+            for record in records[len(kept) :]:
+                self._lose(type(record).__name__, 1)
+
+    def put_rows(self, table: str, table_rows: Sequence[tuple[Any, ...]]) -> None:
+        """Queue ready rows (without the run number) of one of the small tables."""
+        with self._guard:
+            for row in table_rows:
+                if len(self._rows) == _ROWS_CAPACITY:
+                    self._lose(table, 1)
+                else:
+                    self._rows.append((table, row))
+
+    def lose(self, kind: str, count: int) -> None:
+        """Count what was dropped elsewhere."""
+        if count > 0:
+            with self._guard:
+                self._lose(kind, count)
+
+    @property
+    def queued(self) -> int:
+        return len(self._records) + (len(self._pending.records) if self._pending else 0)
+
+    @property
+    def run(self) -> int:
+        """Number of the run that is being recorded; 0 before its first record was committed."""
+        return self._context.run if self._context else 0
+
+    def cursor(self) -> Connection:
+        """A cursor of its own for one query. Raises `StoreError` while the database is out of reach."""
+        with self._database_guard:
+            if self._connection is None:
+                raise StoreError(self.trouble or "The database is closed.")
+            return self._connection.cursor()
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until everything put so far is committed; False if it was not within the time."""
+        with self._guard:
+            target = self._accepted
+        deadline = time.monotonic() + timeout_s
+        with self._idle:
+            while self._settled < target or self._rows or self._unwritten or self._pending:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._thread.is_alive():
+                    return False
+                self._wake.set()
+                self._idle.wait(min(left, 0.05))
+        return True
+
+    def end_run(self, reason: str) -> None:
+        """The engine is gone: what comes next belongs to another run."""
+        self.flush()
+        with self._database_guard:
+            if self._connection is not None and self._context is not None:
+                try:
+                    self._writer.end_run(reason, self._clock_ns() // 1000)
+                    self._context = None
+                except duckdb.Error as error:
+                    self._fail(error)
+
+    def close(self, reason: str = "closed", timeout_s: float = 10.0) -> None:
+        """Write what is queued, state the end of the run, and let go of the file."""
+        self._end = reason
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    # ---- the writer thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._end is None:
+            self._wake.wait(self._flush_s)
+            self._wake.clear()
+            self._tick()
+        self._retry_at = 0.0
+        self._tick()
+        while (self._records or self._rows) and not self.trouble:
+            self._tick()
+        self._close(self._end)
+
+    def _tick(self) -> None:
+        if time.monotonic() < self._retry_at:
+            return
+        try:
+            if self._connection is None:
+                self._reopen()
+            self._check_file()
+            if self._connection is None:
+                return
+            while (flush := self._next()) is not None:
+                self._write(flush)
+                if self._end is None and len(self._records) < _BATCH:
+                    break
+        except (duckdb.Error, OSError, StoreError) as error:
+            self._fail(error)
+        with self._idle:
+            self._idle.notify_all()
+
+    def _next(self) -> Flush | None:
+        """What to write now; a batch that failed before comes first."""
+        if self._pending is None:
+            with self._guard:
+                count = min(len(self._records), _BATCH)
+                if not (count or self._rows or self._unwritten):
+                    return None
+                records = [self._records.popleft() for _ in range(count)]
+                table_rows = list(self._rows)
+                self._rows.clear()
+                losses = dict(self._unwritten)
+                self._unwritten.clear()
+            self._taken += len(records)
+            self._pending = Flush(records, table_rows, losses, self.queued)
+        return self._pending
+
+    def _write(self, flush: Flush) -> None:
+        with self._database_guard:
+            self._writer.commit(flush, self._clock_ns() // 1000)
+        for kind, count in self._writer.malformed.items():
+            self.losses[kind] += count
+        self._context = self._writer.context
+        self._settled = self._taken
+        self._pending = None
+        self._failures = 0
+        self.trouble = ""
+
+    def _open(self) -> None:
+        self._connection = open_owned(self.path)
+        try:
+            create_views(self._connection)
+            session = self._clock_ns() // 1000
+            self._writer = Writer(self._connection, session, self._context)
+            self._beat = Beat(self.path, session)
+            self._identity = _identity(self.path)
+        except BaseException:
+            self._drop_connection()
+            raise
+
+    def _reopen(self) -> None:
+        with self._database_guard:
+            self._open()
+        with self._guard:
+            self._accepted = len(self._records) + (len(self._pending.records) if self._pending else 0)
+            self._taken = len(self._pending.records) if self._pending else 0
+            self._settled = 0
+
+    def _check_file(self) -> None:
+        """A file that was deleted or replaced takes our writes silently; notice it, and begin anew at the path."""
+        now = _identity(self.path)
+        if now == self._identity:
+            return
+        what = "deleted" if now is None else "replaced"
+        gone = self._committed()
+        self._drop_connection()
+        self.lose(f"database {what}", gone)
+        raise StoreError(f"The database {self.path} was {what} while in use: recording begins again in a new file.")
+
+    def _committed(self) -> int:
+        if self._connection is None:
+            return 0
+        try:
+            row = self._connection.execute(
+                "SELECT coalesce(sum(records), 0) FROM flushes WHERE session = ?", [self._writer.session]
+            ).fetchone()
+        except duckdb.Error:
+            return 0
+        return int(row[0]) if row else 0
+
+    def _fail(self, error: Exception) -> None:
+        self.trouble = error.args[0] if isinstance(error, StoreError) else self._sentence(error)
+        if self._failures or isinstance(error, duckdb.FatalException):
+            self._drop_connection()
+        wait = 0.0 if self._connection is None and not self._failures else _RETRY_S[min(self._failures, 4)]
+        self._failures += 1
+        self._retry_at = time.monotonic() + wait
+
+    def _sentence(self, error: Exception) -> str:
+        directory = self.path.parent
+        try:
+            free = shutil.disk_usage(directory).free
+        except OSError:
+            return f"The directory {directory} of the database is gone: create it, recording resumes by itself."
+        if free < _ROOM_BYTES:
+            return f"The disk of {self.path} is full: free some space, recording resumes by itself."
+        if not os.access(directory, os.W_OK) or not os.access(self.path, os.W_OK):
+            return f"The database {self.path} may not be written: make it writable, recording resumes by itself."
+        return f"The database {self.path} cannot be written, recording is retried: {first_line(error)}."
+
+    def _drop_connection(self) -> None:
+        with self._database_guard:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                try:
+                    connection.close()
+                except duckdb.Error:
+                    pass  # a broken database may refuse to close; it is dropped all the same
+
+    def _close(self, reason: str) -> None:
+        with self._database_guard:
+            connection = self._connection
+            if connection is None:
+                return
+            try:
+                self._writer.end_run(reason, self._clock_ns() // 1000)
+                connection.execute("CHECKPOINT")
+                if not self.trouble:
+                    self._beat.close()
+                connection.close()
+            except duckdb.Error as error:
+                self.trouble = self._sentence(error)
+            self._connection = None
+
+    def _lose(self, kind: str, count: int) -> None:
+        self.losses[kind] += count
+        self._unwritten[kind] += count
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,272 @@
+"""The named views: each answers one daily question from the rollups, and says in one sentence what it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import duckdb
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    name: str
+    sentence: str
+    sql: str
+
+
+def _view(name: str, sentence: str, sql: str) -> View:
+    return View(name, sentence, sql.strip())
+
+
+VIEWS: tuple[View, ...] = (
+    _view(
+        "throughput_by_lane",
+        "Tokens per second by lane over time, one row per second.",
+        """
+SELECT run, second, lane, sum(steps) AS steps, sum(emitted) AS tokens, sum(prefill_tokens) AS prefill_tokens,
+  round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
+  round(sum(busy_us) / 1e6, 3) AS busy_s, round(sum(width_sum) / sum(steps), 2) AS mean_width
+FROM step_rollup GROUP BY run, second, lane ORDER BY run, second, lane
+""",
+    ),
+    _view(
+        "lanes",
+        "What every lane did in a run: steps, tokens, drafts, acceptance, tokens per step and busy second.",
+        """
+SELECT run, lane, sum(steps) AS steps, sum(emitted) AS tokens, sum(prefill_tokens) AS prefill_tokens,
+  sum(drafted) AS drafted, sum(accepted) AS accepted,
+  round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance,
+  round(sum(emitted) / sum(steps), 3) AS tokens_per_step,
+  round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
+  round(sum(busy_us) / 1e6, 3) AS busy_s,
+  round(sum(busy_us) / sum(sum(busy_us)) OVER (PARTITION BY run), 4) AS share_of_time
+FROM step_rollup GROUP BY run, lane ORDER BY run, busy_s DESC
+""",
+    ),
+    _view(
+        "acceptance_by_position",
+        "How often the draft at each position was accepted, by lane.",
+        """
+SELECT run, lane, position, sum(drafted) AS drafted, sum(accepted) AS accepted,
+  round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance
+FROM position_rollup GROUP BY run, lane, position ORDER BY run, lane, position
+""",
+    ),
+    _view(
+        "acceptance_over_time",
+        "Acceptance by lane and minute.",
+        """
+SELECT run, time_bucket(INTERVAL 1 MINUTE, second) AS minute, lane, sum(drafted) AS drafted,
+  sum(accepted) AS accepted, round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance
+FROM step_rollup GROUP BY run, minute, lane HAVING sum(drafted) > 0 ORDER BY run, minute, lane
+""",
+    ),
+    _view(
+        "gate_timeline",
+        "Every decision of the gate that was not a plain hold, with what it knew of both arms.",
+        """
+SELECT run, time, step_id, mode, arm, reason,
+  list_filter(arms, lambda a: a.name = 'plain')[1].tokens_per_s AS plain_tokens_per_s,
+  list_filter(arms, lambda a: a.name <> 'plain')[1].tokens_per_s AS spec_tokens_per_s,
+  margin, losses, depth, width_bucket, tokens_until_probe, pinned
+FROM gate_decisions WHERE reason IN ('probe', 'refresh', 'switch') ORDER BY run, step_id
+""",
+    ),
+    _view(
+        "gate_reasons",
+        "How often the gate ran which arm, and why.",
+        """
+SELECT run, mode, arm, reason, sum(decisions) AS decisions,
+  round(sum(decisions) / sum(sum(decisions)) OVER (PARTITION BY run), 4) AS share
+FROM gate_rollup GROUP BY run, mode, arm, reason ORDER BY run, decisions DESC
+""",
+    ),
+    _view(
+        "why_not_speculating",
+        "For every lane that was refused: why, how many steps, and what ran instead.",
+        """
+SELECT run, lane, reason, taken, sum(steps) AS steps,
+  round(sum(steps) / sum(sum(steps)) OVER (PARTITION BY run, lane), 4) AS share_of_refusals
+FROM refusal_rollup GROUP BY run, lane, reason, taken ORDER BY run, steps DESC
+""",
+    ),
+    _view(
+        "lever_timeline",
+        "Every change of a lever: when, who, from where, from what to what, and whether it was refused.",
+        """
+SELECT run, time, tick, name, old, new, origin, actor, reason, error, change_id
+FROM lever_changes ORDER BY run, time
+""",
+    ),
+    _view(
+        "lever_effects",
+        "Delivered tokens per second and acceptance in the 30 s before and after each lever change.",
+        """
+SELECT c.run, c.time, c.name, c.old, c.new, c.origin,
+  round(sum(s.emitted) FILTER (s.second < c.time)
+    / nullif(sum(s.busy_us) FILTER (s.second < c.time), 0) * 1e6, 1) AS tokens_per_s_before,
+  round(sum(s.emitted) FILTER (s.second >= c.time)
+    / nullif(sum(s.busy_us) FILTER (s.second >= c.time), 0) * 1e6, 1) AS tokens_per_s_after,
+  round(sum(s.accepted) FILTER (s.second < c.time)
+    / nullif(sum(s.drafted) FILTER (s.second < c.time), 0), 4) AS acceptance_before,
+  round(sum(s.accepted) FILTER (s.second >= c.time)
+    / nullif(sum(s.drafted) FILTER (s.second >= c.time), 0), 4) AS acceptance_after,
+  coalesce(sum(s.steps) FILTER (s.second < c.time), 0) AS steps_before,
+  coalesce(sum(s.steps) FILTER (s.second >= c.time), 0) AS steps_after
+FROM lever_changes c
+LEFT JOIN step_rollup s ON s.run = c.run
+  AND s.second BETWEEN c.time - INTERVAL 30 SECOND AND c.time + INTERVAL 30 SECOND
+WHERE c.error = ''
+GROUP BY c.run, c.time, c.name, c.old, c.new, c.origin, c.change_id ORDER BY c.run, c.time
+""",
+    ),
+    _view(
+        "slowest_requests",
+        "Requests by total time, longest first, and where that time went.",
+        """
+SELECT run, request_id, round(total_ms, 1) AS total_ms, round(queue_ms, 1) AS queue_ms,
+  round(prefill_ms, 1) AS prefill_ms, round(decode_ms, 1) AS decode_ms, round(ttft_ms, 1) AS ttft_ms,
+  round(tpot_ms, 2) AS tpot_ms,
+  CASE greatest(queue_ms, coalesce(prefill_ms, 0), coalesce(decode_ms, 0))
+    WHEN queue_ms THEN 'queue' WHEN prefill_ms THEN 'prefill' ELSE 'decode' END AS mostly,
+  prompt_tokens, cached_tokens, output_tokens, drafted, accepted, preemptions, reason, error
+FROM requests ORDER BY requests.total_ms DESC
+""",
+    ),
+    _view(
+        "latency_percentiles",
+        "TTFT, time per output token, queue and total time of requests: p50, p95, p99 in milliseconds.",
+        """
+SELECT run, measure, count(ms) AS requests, round(quantile_cont(ms, 0.5), 2) AS p50_ms,
+  round(quantile_cont(ms, 0.95), 2) AS p95_ms, round(quantile_cont(ms, 0.99), 2) AS p99_ms, round(max(ms), 2) AS max_ms
+FROM (UNPIVOT (SELECT run, ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms FROM requests)
+  ON ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms INTO NAME measure VALUE ms)
+GROUP BY run, measure ORDER BY run, measure
+""",
+    ),
+    _view(
+        "latency_over_time",
+        "TTFT and time per output token by minute, p50 and p95 in milliseconds.",
+        """
+SELECT run, time_bucket(INTERVAL 1 MINUTE, finished) AS minute, count(*) AS requests,
+  round(quantile_cont(ttft_ms, 0.5), 2) AS ttft_p50_ms, round(quantile_cont(ttft_ms, 0.95), 2) AS ttft_p95_ms,
+  round(quantile_cont(tpot_ms, 0.5), 2) AS tpot_p50_ms, round(quantile_cont(tpot_ms, 0.95), 2) AS tpot_p95_ms
+FROM requests GROUP BY run, minute ORDER BY run, minute
+""",
+    ),
+    _view(
+        "step_time_percentiles",
+        "Duration of a step by lane, p50, p95 and p99 in milliseconds, exact to nine per cent.",
+        """
+SELECT run, lane, max(total) AS steps,
+  round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.5) / 1000, 3) AS p50_ms,
+  round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.95) / 1000, 3) AS p95_ms,
+  round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.99) / 1000, 3) AS p99_ms
+FROM (
+  SELECT run, lane, bucket, sum(sum(steps)) OVER (PARTITION BY run, lane ORDER BY bucket) AS seen,
+    sum(sum(steps)) OVER (PARTITION BY run, lane) AS total
+  FROM step_time_rollup GROUP BY run, lane, bucket)
+GROUP BY run, lane ORDER BY run, lane
+""",
+    ),
+    _view(
+        "host_time_by_part",
+        "Where the time of a step goes, by lane: drafting, device, commit and the rest, in microseconds per step.",
+        """
+SELECT run, lane, sum(steps) AS steps, round(sum(busy_us) / sum(steps), 1) AS step_us,
+  round(sum(draft_us) / sum(steps), 1) AS draft_us, round(sum(device_us) / sum(steps), 1) AS device_us,
+  round(sum(commit_us) / sum(steps), 1) AS commit_us,
+  round((sum(busy_us)::DOUBLE - sum(draft_us) - sum(device_us) - sum(commit_us)) / sum(steps), 1) AS other_us
+FROM step_rollup GROUP BY run, lane ORDER BY run, lane
+""",
+    ),
+    _view(
+        "request_tokens_by_lane",
+        "Which lane produced how many tokens of each request.",
+        """
+SELECT l.run, k.request_id, l.lane, l.steps, l.tokens, round(l.tokens / nullif(l.steps, 0), 3) AS tokens_per_step
+FROM request_lanes l JOIN request_keys k USING (request_no) ORDER BY l.run, l.request_no, l.lane
+""",
+    ),
+    _view(
+        "finish_reasons",
+        "How requests ended.",
+        """
+SELECT run, reason, count(*) AS requests, sum(output_tokens) AS output_tokens, any_value(nullif(error, '')) AS an_error
+FROM requests GROUP BY run, reason ORDER BY run, requests DESC
+""",
+    ),
+    _view(
+        "kv_over_time",
+        "KV blocks in use and the deepest sequence, by second.",
+        """
+SELECT run, second, max(kv_used_max) AS kv_used, max(kv_total) AS kv_total,
+  round(max(kv_used_max) / nullif(max(kv_total), 0), 4) AS share, max(depth_max) AS depth
+FROM step_rollup GROUP BY run, second ORDER BY run, second
+""",
+    ),
+    _view(
+        "width_effect",
+        "Tokens per busy second and per step by lane and width bucket.",
+        """
+SELECT run, width_bucket, lane, sum(steps) AS steps, round(sum(emitted) / sum(steps), 3) AS tokens_per_step,
+  round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
+  round(sum(busy_us) / sum(steps) / 1000, 3) AS step_ms
+FROM step_rollup GROUP BY run, width_bucket, lane ORDER BY run, width_bucket, lane
+""",
+    ),
+    _view(
+        "overhead",
+        "What telemetry cost the engine: share of tick time spent on recording, and what the writer needed.",
+        """
+SELECT r.run, r.run_id, h.recording_share, h.recorded, h.lost_in_ring, f.committed, f.flushes, f.write_ms_per_flush,
+  f.encode_us_per_record
+FROM runs r
+LEFT JOIN (SELECT run, round(sum(recording_us) / nullif(sum(tick_us), 0), 5) AS recording_share,
+    max(records) AS recorded, max(lost) AS lost_in_ring FROM health GROUP BY run) h USING (run)
+LEFT JOIN (SELECT run, sum(records) AS committed, count(*) AS flushes,
+    round(avg(write_us) / 1000, 2) AS write_ms_per_flush,
+    round(sum(encode_us) / nullif(sum(records), 0), 2) AS encode_us_per_record FROM flushes GROUP BY run) f USING (run)
+ORDER BY r.run
+""",
+    ),
+    _view(
+        "losses_by_kind",
+        "What telemetry was dropped, by kind, and when that was noticed first and last.",
+        """
+SELECT run, kind, sum(lost) AS lost, min(time) AS first_noticed, max(time) AS last_noticed
+FROM losses GROUP BY run, kind ORDER BY run, lost DESC
+""",
+    ),
+    _view(
+        "run_list",
+        "All runs of this file: model, device, how long, how it ended, and what is missing.",
+        """
+SELECT run, run_id, state, end_reason, started, coalesce(ended, last_record, heartbeat) AS until, model, device, dtype,
+  records, missing, gap_ms FROM runs ORDER BY run DESC
+""",
+    ),
+)
+
+STRUCTURE: tuple[View, ...] = (
+    _view(
+        "step_sequences",
+        "What one request gave to and got from one step.",
+        """
+SELECT run, step_id, lane, share.request_no AS request_no, k.request_id, share.drafted AS drafted,
+  share.accepted AS accepted, share.emitted AS emitted, share.prefill_tokens AS prefill_tokens
+FROM (SELECT run, step_id, lane, unnest(shares) AS share FROM lane_steps) s
+LEFT JOIN (SELECT request_no, request_id FROM request_keys) k ON k.request_no = s.share.request_no
+""",
+    ),
+)
+
+VIEW_NAMES = tuple(view.name for view in VIEWS)
+
+
+def create_views(connection: duckdb.DuckDBPyConnection) -> None:
+    """Put the views of this version into the file, so that any DuckDB client sees them."""
+    connection.execute("BEGIN")
+    for view in (*STRUCTURE, *VIEWS):
+        connection.execute(f"CREATE OR REPLACE VIEW {view.name} AS {view.sql}")
+    connection.execute("COMMIT")

@@ -1,0 +1,266 @@
+"""Turns a list of records into one committed transaction: run context, request numbers, inserts by table."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from telemetry import rollup, rows
+from telemetry.record import (
+    AnyRecord,
+    GateRecord,
+    HealthRecord,
+    LeverRecord,
+    LoadRecord,
+    RequestRecord,
+    RungRecord,
+    RunRecord,
+    ShadowRecord,
+    StepRecord,
+    TokenRecord,
+)
+
+Connection = duckdb.DuckDBPyConnection
+_KEYS_KEPT = 65_536
+
+
+@dataclass(slots=True)
+class RunContext:
+    """What the rows of a run need to know."""
+
+    run: int
+    record: RunRecord
+    offset_us: int
+    """Unix time minus the engine's clock."""
+
+
+@dataclass(slots=True)
+class Flush:
+    """One batch on its way into the database."""
+
+    records: list[AnyRecord]
+    rows: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
+    """Ready rows of the small tables, without the run number."""
+    losses: dict[str, int] = field(default_factory=dict)
+    queued: int = 0
+
+
+_TIME_COLUMNS = {
+    "lever_changes": {2}, "loads": {2}, "rungs": {1}, "shadow_checks": {2}, "health": {1}, "metrics": {1},
+    "losses": {1}, "flushes": {3}, "spans_recorded": {6},
+}  # fmt: skip
+_ROW_ENCODERS: dict[type, tuple[str, Callable[[int, Any, int], tuple[Any, ...]]]] = {
+    LeverRecord: ("lever_changes", rows.lever_row),
+    LoadRecord: ("loads", rows.load_row),
+    RungRecord: ("rungs", rows.rung_row),
+    ShadowRecord: ("shadow_checks", rows.shadow_row),
+    HealthRecord: ("health", rows.health_row),
+}
+
+
+class Writer:
+    """Owns what must survive from one transaction to the next; a failed one leaves it as it was."""
+
+    def __init__(self, connection: Connection, session: int, previous: RunContext | None = None) -> None:
+        self._connection = connection
+        self.session = session
+        self._next_run = _next(connection, "run", "runs")
+        self._next_request = _next(connection, "request_no", "request_keys")
+        self._next_seq = _next(connection, "seq", "flushes")
+        self._keys: dict[str, int] = {}
+        self._added_keys: list[str] = []
+        self.context: RunContext | None = None
+        self._resume = previous
+        self.malformed: dict[str, int] = {}
+
+    def commit(self, flush: Flush, now_us: int) -> None:
+        """Write all of it or nothing. Raises `duckdb.Error`."""
+        saved = self.context, self._next_run, self._next_request, self._keys
+        self._added_keys = []
+        self.malformed = {}
+        begun = time.perf_counter()
+        self._connection.execute("BEGIN")
+        try:
+            self._write(flush, now_us, begun)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            self.context, self._next_run, self._next_request, self._keys = saved
+            for request_id in self._added_keys:
+                self._keys.pop(request_id, None)
+            try:
+                self._connection.execute("ROLLBACK")
+            except duckdb.Error:
+                pass  # the failed commit has ended the transaction already
+            raise
+        self._resume = None
+        self._next_seq += 1
+        self._forget_keys()
+
+    def end_run(self, reason: str, now_us: int) -> None:
+        """State that the run ended in order."""
+        if self.context is not None:
+            self._end(self.context.run, "ended", reason, now_us)
+            self.context = None
+
+    def _end(self, run: int, state: str, reason: str, now_us: int) -> None:
+        self._connection.execute(
+            "UPDATE runs SET state = ?, end_reason = ?, ended = make_timestamp(?), heartbeat = make_timestamp(?),"
+            " gap_ms = 0, missing = 0, records = (SELECT coalesce(sum(records), 0) FROM flushes WHERE run = ?),"
+            " last_record = (SELECT max(start + to_microseconds(dur_us)) FROM lane_steps WHERE run = ?) WHERE run = ?",
+            [state, reason, now_us, now_us, run, run, run],
+        )
+
+    def _write(self, flush: Flush, now_us: int, begun: float) -> None:
+        if self._resume is not None:
+            self._begin(self._resume.record, now_us)
+        encoded = 0.0
+        for run_record, records in _by_run(flush.records):
+            if run_record is not None:
+                self._begin(run_record, now_us)
+            elif self.context is None:
+                self._begin(_nameless(records, now_us), now_us)
+            first_key = len(self._added_keys)
+            encoded += self._write_records(records)
+            self._insert_keys(self._added_keys[first_key:])
+        run = self.context.run if self.context else 0
+        self._insert_rows([(table, (run, *row)) for table, row in flush.rows])
+        losses = {**flush.losses, **self.malformed}
+        self._insert_rows([("losses", (run, now_us, kind, lost)) for kind, lost in losses.items()])
+        write_us = int((time.perf_counter() - begun - encoded) * 1e6)
+        row = (run, self.session, self._next_seq, now_us, len(flush.records), flush.queued, int(encoded * 1e6))
+        self._insert_rows([("flushes", (*row, write_us))])
+
+    def _begin(self, record: RunRecord, now_us: int) -> None:
+        if self.context is not None:
+            self._end(self.context.run, "ended", "replaced by a new run", now_us)
+        run = self._next_run
+        self._next_run += 1
+        row = rows.run_row(run, record)
+        places = ", ".join("make_timestamp(?)" if name == "started" else "?" for name in row)
+        self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
+        self.context = RunContext(run, record, (record.unix_ns - record.clock_ns) // 1000)
+        self._keys = {}
+
+    def _write_records(self, records: Sequence[AnyRecord]) -> float:
+        """Insert the records of one run; returns the seconds spent on encoding them."""
+        kinds: defaultdict[type, list[Any]] = defaultdict(list)
+        for record in records:
+            kinds[type(record)].append(record)
+        encoded = 0.0
+        for kind, group in kinds.items():
+            begun = time.perf_counter()
+            tables = self._encode(kind, group)
+            encoded += time.perf_counter() - begun
+            for name, table in tables:
+                self._insert(name, table)
+        return encoded
+
+    def _encode(self, kind: type, group: list[Any]) -> list[tuple[str, pa.Table]]:
+        """Columns of one kind; a record that no column can hold is counted, the others are kept."""
+        if self.context is None:
+            raise RuntimeError("records were written before a run was begun")
+        try:
+            return self._columns(kind, group, self.context)
+        except (OverflowError, ValueError, TypeError, pa.ArrowException):
+            if len(group) == 1:
+                name = f"malformed {kind.__name__}"
+                self.malformed[name] = self.malformed.get(name, 0) + 1
+                return []
+            middle = len(group) // 2
+            return self._encode(kind, group[:middle]) + self._encode(kind, group[middle:])
+
+    def _columns(self, kind: type, group: list[Any], context: RunContext) -> list[tuple[str, pa.Table]]:
+        run, offset = context.run, context.offset_us
+        if kind is StepRecord:
+            batch = rows.StepColumns(run, group, offset, self._number)
+            return [
+                ("lane_steps", batch.table),
+                ("step_rollup", rollup.steps(run, batch)),
+                ("position_rollup", rollup.positions(run, batch)),
+                ("refusal_rollup", rollup.refusals(run, batch)),
+                ("step_time_rollup", rollup.step_times(run, batch)),
+            ]
+        if kind is GateRecord:
+            decisions = ("gate_decisions", rows.gates(run, group, offset))
+            return [decisions, ("gate_rollup", rollup.gates(run, group, offset))]
+        if kind is RequestRecord:
+            table = rows.requests(run, context.record.run_id, group, offset, self._number)
+            return [("requests", table), ("request_lanes", rows.request_lanes(run, group, self._number))]
+        if kind is TokenRecord:
+            return [("tokens", rows.tokens(run, group, offset, self._number))]
+        name, encoder = _ROW_ENCODERS[kind]
+        self._insert_rows([(name, encoder(run, record, offset)) for record in group])
+        return []
+
+    def _number(self, request_id: str) -> int:
+        known = self._keys.get(request_id)
+        if known is not None:
+            return known
+        number = self._keys[request_id] = self._next_request
+        self._next_request += 1
+        self._added_keys.append(request_id)
+        return number
+
+    def _insert_keys(self, ids: list[str]) -> None:
+        if ids and self.context is not None:
+            numbers = pa.array([self._keys[request_id] for request_id in ids], pa.uint32())
+            run = rows.constant(self.context.run, len(ids))
+            self._insert("request_keys", pa.table({"request_no": numbers, "run": run, "request_id": pa.array(ids)}))
+
+    def _forget_keys(self) -> None:
+        """Numbers of long ended requests; a dictionary keeps the order in which they came."""
+        for request_id in list(self._keys)[: max(0, len(self._keys) - _KEYS_KEPT)]:
+            del self._keys[request_id]
+
+    def _insert(self, name: str, table: pa.Table) -> None:
+        if table.num_rows:
+            self._connection.register("arriving", table)
+            try:
+                self._connection.execute(f"INSERT INTO {name} BY NAME SELECT * FROM arriving")
+            finally:
+                self._connection.unregister("arriving")
+
+    def _insert_rows(self, named: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        groups: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for name, row in named:
+            groups[name].append(row)
+        for name, group in groups.items():
+            at = _TIME_COLUMNS[name]
+            places = ", ".join("make_timestamp(?)" if i in at else "?" for i in range(len(group[0])))
+            values = ", ".join(f"({places})" for _ in group)
+            self._connection.execute(f"INSERT INTO {name} VALUES {values}", [value for row in group for value in row])
+
+
+def _by_run(records: list[AnyRecord]) -> list[tuple[RunRecord | None, list[AnyRecord]]]:
+    """The records of a batch, cut before every `RunRecord`."""
+    parts: list[tuple[RunRecord | None, list[AnyRecord]]] = []
+    start, opened = 0, None
+    for index, record in enumerate(records):
+        if type(record) is RunRecord:
+            if index > start or opened is not None:
+                parts.append((opened, records[start:index]))
+            start, opened = index + 1, record
+    if len(records) > start or opened is not None:
+        parts.append((opened, records[start:]))
+    return parts
+
+
+def _nameless(records: Sequence[AnyRecord], now_us: int) -> RunRecord:
+    """A run whose first record was lost: its clock is set so that the newest record happens now."""
+    names = ("end_ns", "time_ns", "finished_ns")
+    newest = max((getattr(record, name, 0) for record in records for name in names), default=0)
+    return RunRecord(
+        run_id=f"unknown-{now_us}", clock_ns=newest, unix_ns=now_us * 1000,
+        model="", device="", dtype="", levers={}, versions={},
+    )  # fmt: skip
+
+
+def _next(connection: Connection, column: str, table: str) -> int:
+    row = connection.execute(f"SELECT coalesce(max({column}), 0) + 1 FROM {table}").fetchone()
+    return int(row[0]) if row else 1
