@@ -123,6 +123,9 @@ class ScriptedDevice:
         self._note("launch", step)
         if len(self._flights) >= 2:
             raise AssertionError("more than two steps in flight")
+        if self._flights and isinstance(self._flights[-1], DeviceError):
+            self._flights.append(self._flights[-1])
+            return
         try:
             self._flights.append(self._run(step))
         except DeviceError as error:

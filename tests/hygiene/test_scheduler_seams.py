@@ -15,7 +15,7 @@ POLICY = [
     *sorted((ROOT / "engine/drafters").glob("*.py")),
     ROOT / "engine/scheduler.py",
 ]
-FORBIDDEN = {
+FORBIDDEN = set("os time datetime random secrets socket threading asyncio subprocess torch numpy".split())
     "os",
     "time",
     "datetime",

@@ -1,0 +1,398 @@
+"""Rules of the contract that deserve a sentence of their own (scheduler.md, 2, 3, 5, 6 and 8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.device import DrafterName
+from engine.lanes.park import choose_victim
+from engine.protocol.commands import Shutdown, Switches
+from engine.protocol.events import Delta, LeverChanged, Snapshot
+from telemetry.record import LeverRecord, RungRecord, ShadowRecord
+from tests.fakes.bench import Workbench
+from tests.fakes.scripted_device import EOS, THINKING_SPECIAL, ScriptedDevice, cyclic_next, hashed_next, vocabulary
+
+MTP = frozenset({DrafterName.MTP})
+
+
+def refusals(bench: Workbench, lane: str) -> list[str]:
+    return [dict(step.refusals).get(lane, "") for step in bench.sink.steps()]
+
+
+# Admission
+
+
+def test_a_prompt_that_can_never_fit_is_refused_with_a_sentence() -> None:
+    bench = Workbench(ScriptedDevice(num_blocks=4))
+    bench.submit("a", "x" * 16)
+    bench.run()
+    end = bench.finish("a")
+    assert end.reason == "refused"
+    assert "16 tokens" in end.error
+
+
+def test_a_lone_request_larger_than_its_reservation_is_admitted_anyway() -> None:
+    bench = Workbench(ScriptedDevice(num_blocks=4))
+    bench.submit("a", "x" * 12, max_tokens=1000)
+    bench.run()
+    assert bench.finish("a").reason == "length"
+    assert len(bench.ids("a")) == 4
+
+
+def test_a_watermark_of_one_seats_more_than_the_full_reservation() -> None:
+    def seated(watermark: object) -> int:
+        bench = Workbench(ScriptedDevice(num_blocks=12), admit_watermark=watermark)
+        for at in range(4):
+            bench.submit(f"r{at}", "abcdefgh", max_tokens=16)
+        bench.tick()
+        return len(bench.engine.queues.committed)
+
+    assert seated("auto") == 2
+    assert seated(1) > 2
+
+
+def test_an_id_in_use_is_refused_and_the_first_goes_on() -> None:
+    bench = Workbench()
+    bench.submit("a")
+    bench.submit("a")
+    bench.run()
+    assert [end.reason for end in bench.finishes("a")] == ["refused", "length"]
+
+
+def test_the_tick_does_not_look_at_the_whole_queue() -> None:
+
+    bench = Workbench(batch=1)
+    for at in range(500):
+        bench.submit(f"r{at}", max_tokens=400)
+    bench.tick()
+    waiting = bench.engine.queues.waiting
+    assert len(waiting) == 499
+    bench.engine.queues.waiting = Tripwire(waiting)
+    bench.tick(3)
+
+
+class Tripwire:
+    """A queue that may be asked for its head and length only."""
+
+    def __init__(self, waiting: object) -> None:
+        self._waiting = waiting
+
+    def __getitem__(self, index: int) -> object:
+        assert index == 0
+        return self._waiting[0]  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return len(self._waiting)  # type: ignore[arg-type]
+
+    def __iter__(self) -> object:
+        raise AssertionError("the tick walked the queue")
+
+
+def test_nobody_overtakes_a_parked_sequence() -> None:
+    bench = Workbench(ScriptedDevice(num_blocks=8), admit_watermark=1)
+    for name in "ab":
+        bench.submit(name, name * 8, max_tokens=12)
+    bench.tick(9)
+    assert bench.engine.queues.preempted
+    bench.submit("late", "c", max_tokens=1)
+    bench.tick()
+    late = bench.engine.queues.by_id["late"]
+    while bench.engine.queues.parked:
+        assert not late.times.admitted
+        bench.tick()
+    bench.run()
+    assert bench.finish("late").reason == "length"
+
+
+def test_the_victim_has_generated_the_fewest_tokens_and_was_not_just_resumed() -> None:
+    bench = Workbench(ScriptedDevice(num_blocks=400, max_context=400))
+    for name in "abc":
+        bench.submit(name, name * 3, max_tokens=300)
+    bench.tick(100)
+    first, second, third = bench.engine.queues.active
+    assert choose_victim(bench.engine, third) is first
+    first.emitted_at_resume = len(first.emitted) - 63
+    assert choose_victim(bench.engine, third) is second
+    for seq in (second, third):
+        seq.emitted_at_resume = len(seq.emitted)
+    assert choose_victim(bench.engine, third) is first
+
+
+# Levers
+
+
+def test_a_lever_takes_effect_at_the_next_tick_and_is_recorded_before_it_is_told() -> None:
+    bench = Workbench()
+    bench.set("num_drafts", 5)
+    assert bench.ctx.levers.int("num_drafts") == 3
+    bench.tick()
+    assert bench.ctx.levers.int("num_drafts") == 5
+    (told,) = [event for event in bench.outbox.events if isinstance(event, LeverChanged)]
+    (kept,) = [record for record in bench.sink.records if isinstance(record, LeverRecord)]
+    assert (told.old, told.new, told.tick) == (kept.old, kept.new, kept.tick) == (3, 5, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "more", "word"),
+    [
+        ("num_drafts", 99, {}, "1 to 15"),
+        ("num_draft", 3, {}, "num_drafts"),
+        ("num_drafts", 5, {"expected": 4}, "look again"),
+        ("kv_tokens", 4096, {}, "restart"),
+    ],
+)
+def test_a_lever_change_that_cannot_be_is_refused_with_a_sentence(
+    name: str, value: int, more: dict[str, object], word: str
+) -> None:
+    bench = Workbench()
+    before = bench.ctx.levers.snapshot()
+    bench.set(name, value, **more)
+    bench.tick()
+    (told,) = [event for event in bench.outbox.events if isinstance(event, LeverChanged)]
+    assert word in told.error
+    assert bench.ctx.levers.snapshot() == before
+
+
+def test_a_read_only_engine_refuses_every_change() -> None:
+    bench = Workbench(read_only="on")
+    bench.set("num_drafts", 5)
+    bench.tick()
+    assert bench.ctx.levers.int("num_drafts") == 3
+
+
+def test_a_lever_never_changes_under_a_step_in_flight() -> None:
+    bench = Workbench(ScriptedDevice(runs_ahead=True))
+    bench.submit("a", max_tokens=20)
+    bench.tick(3)
+    assert bench.engine.flight is not None
+    bench.set("num_drafts", 5)
+    seen = len(bench.outbox.events)
+    bench.tick()
+    kinds = [type(event) for event in bench.outbox.events[seen:]]
+    assert kinds.index(Delta) < kinds.index(LeverChanged)
+
+
+# Endings
+
+
+def test_a_failing_device_ends_its_requests_with_the_error_and_never_with_stop() -> None:
+    bench = Workbench(ScriptedDevice(fail_at=3, drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", max_tokens=40)
+    bench.run()
+    end = bench.finish("a")
+    assert (end.reason, end.error) == ("error", "The scripted device was told to fail.")
+    bench.check_pool()
+
+
+def test_a_failing_pipelined_step_fails_its_requests_too() -> None:
+    bench = Workbench(ScriptedDevice(fail_at=4, runs_ahead=True))
+    bench.submit("a", max_tokens=40)
+    bench.run()
+    assert bench.finish("a").reason == "error"
+    bench.check_pool()
+
+
+def test_a_step_that_takes_minutes_ends_its_requests_as_stalled() -> None:
+    device = ScriptedDevice()
+    bench = Workbench(device)
+    bench.submit("a", max_tokens=40)
+    bench.tick(2)
+    device.costs.step = 130e6
+    bench.run()
+    assert bench.finish("a").reason == "stalled"
+
+
+def test_shutdown_tells_every_client() -> None:
+    bench = Workbench(batch=1)
+    bench.submit("a", max_tokens=40)
+    bench.submit("b", max_tokens=40)
+    bench.tick(2)
+    bench.inbox.put(Shutdown())
+    bench.run()
+    assert [bench.finish(name).reason for name in "ab"] == ["shutdown", "shutdown"]
+
+
+def test_the_deadline_of_a_waiting_request_is_kept() -> None:
+    bench = Workbench(batch=1)
+    bench.submit("a", max_tokens=60)
+    bench.submit("b", max_tokens=5, deadline_ms=10)
+    bench.run()
+    assert bench.finish("b").reason == "deadline"
+    assert bench.ids("b") == []
+
+
+def test_a_stop_string_inside_an_accepted_draft_ends_the_reply_there() -> None:
+    bench = Workbench(ScriptedDevice(next_token=cyclic_next, drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", "abc", max_tokens=40, stop=("fg",))
+    bench.run()
+    assert bench.text("a") == "de"
+    assert bench.finish("a").reason == "stop"
+    (last,) = [step for step in bench.sink.steps("mtp") if step.emitted][-1:]
+    assert last.accepted + last.bonus == last.emitted == 3
+
+
+def test_drafts_after_eos_are_not_counted_as_accepted() -> None:
+    def ends_at_nine(context: tuple[int, ...]) -> int:
+        return EOS if len(context) >= 9 else hashed_next(context)
+
+    bench = Workbench(ScriptedDevice(next_token=ends_at_nine, drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", "hello", max_tokens=40)
+    bench.run()
+    usage = bench.finish("a").usage
+    assert usage.accepted <= usage.output_tokens == 5
+    assert sum(step.accepted for step in bench.sink.steps()) == usage.accepted
+
+
+# Speculation
+
+
+def test_one_request_in_thinking_stops_speculation_for_all_and_the_record_says_so() -> None:
+    device = ScriptedDevice(drafters=MTP)
+    bench = Workbench(device, words=vocabulary(THINKING_SPECIAL), drafter="mtp", mtp_gate="force")
+    bench.submit("thinks", max_tokens=10, switches=Switches(thinking_open=True))
+    bench.submit("talks", "other", max_tokens=10)
+    bench.run()
+    assert "thinking" in refusals(bench, "mtp")
+    snapshots = [event for event in bench.outbox.events if isinstance(event, Snapshot)]
+    assert any(event.refusals.get("mtp") == "thinking" for event in snapshots)
+
+
+def test_a_resume_guard_is_always_reached_by_plain_decoding() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force", dflash_resume_guard=4)
+    bench.submit("a", max_tokens=12)
+    bench.run()
+    reasons = refusals(bench, "mtp")
+    assert reasons.count("resume_guard") == 3
+    assert bench.sink.steps("mtp")
+
+
+def test_speculation_disabled_by_a_request_is_refused_with_that_reason() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", switches=Switches(speculate=False))
+    bench.run()
+    assert not bench.sink.steps("mtp")
+    assert "disabled_by_request" in refusals(bench, "mtp")
+
+
+def test_the_default_levers_leave_the_batched_verify_reachable() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force")
+    for name in "abcd":
+        bench.submit(name, name * 3, max_tokens=12)
+    bench.run()
+    assert any(step.width == 4 and step.drafted > 4 for step in bench.sink.steps("mtp"))
+
+
+def test_rejected_drafts_leave_no_block_behind() -> None:
+    device = ScriptedDevice(drafters=MTP, accuracy=lambda position, at: False)
+    bench = Workbench(device, drafter="mtp", mtp_gate="force", num_drafts=9, k_ladder="8:9")
+    bench.submit("a", max_tokens=40)
+    for _ in range(12):
+        bench.tick()
+        (seq,) = bench.engine.queues.active
+        assert len(seq.blocks) == bench.engine.pool.blocks_for(seq.seq_len)
+
+
+def test_each_flip_of_the_width_decision_is_an_event() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_max_seqs=1)
+    bench.submit("a", max_tokens=20)
+    bench.tick(3)
+    bench.submit("b", "second", max_tokens=4)
+    bench.run()
+    flips = [record.speculates for record in bench.sink.records if isinstance(record, RungRecord)]
+    assert flips == [False, True]
+
+
+def test_a_mixed_step_leaves_no_draft_behind() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force", mixed_slice_tokens=4)
+    bench.submit("a", max_tokens=30)
+    bench.tick(2)
+    bench.submit("b", "a long second prompt", max_tokens=3)
+    bench.run()
+    assert bench.sink.steps("mixed")
+    assert all(step.drafted == 0 for step in bench.sink.steps("mixed"))
+
+
+def test_the_shadow_check_reruns_its_share_of_verify_steps_and_finds_no_difference() -> None:
+    bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force", shadow_check=0.5)
+    bench.submit("a", max_tokens=40)
+    bench.run()
+    checks = [record for record in bench.sink.records if isinstance(record, ShadowRecord)]
+    verifies = [step for step in bench.sink.steps("mtp") if step.drafted]
+    assert abs(len(checks) - len(verifies) / 2) <= 1
+    assert all(check.differing == 0 for check in checks)
+
+
+def test_a_row_that_needs_the_host_is_not_run_ahead() -> None:
+    bench = Workbench(ScriptedDevice(runs_ahead=True))
+    bench.submit("a", min_tokens=3, max_tokens=6)
+    bench.run()
+    assert "host_sampling" in refusals(bench, "pipelined")
+    assert bench.sink.steps("pipelined")
+
+
+# Prompts
+
+
+def test_a_second_prompt_reuses_the_blocks_of_a_shared_prefix() -> None:
+    bench = Workbench()
+    bench.submit("a", "you are a helpful assistant. hi", max_tokens=3)
+    bench.run()
+    bench.submit("b", "you are a helpful assistant. bye", max_tokens=3)
+    bench.run()
+    assert bench.finish("b").usage.cached_tokens == 28
+    assert max(step.cached_tokens for step in bench.sink.steps("prefill")) == 28
+
+
+def test_slai_seats_the_head_first_and_then_the_shortest() -> None:
+    bench = Workbench(batch=2, policy="slai")
+    for name, prompt in (("head", "a" * 20), ("long", "b" * 30), ("short", "cc")):
+        bench.submit(name, prompt, max_tokens=9)
+    bench.tick()
+    seated = {seq.request_id for seq in bench.engine.queues.committed}
+    assert seated == {"head", "short"}
+
+
+def test_slai_holds_prefill_while_someone_waits_too_long_for_a_token() -> None:
+    device = ScriptedDevice()
+    bench = Workbench(device, policy="slai", tbt_deadline_ms=10, always_mixed="off")
+    bench.submit("a", max_tokens=20)
+    bench.tick(2)
+    device.clock.advance_us(9_000)
+    bench.submit("b", "later", max_tokens=2)
+    bench.tick()
+    assert device.calls[-1].startswith("forward decode s1")
+
+
+def test_a_mixed_step_is_no_longer_than_its_cap() -> None:
+    bench = Workbench(ScriptedDevice(), mixed_slice_tokens=5)
+    bench.submit("a", max_tokens=20)
+    bench.tick(2)
+    bench.submit("b", "x" * 30, max_tokens=2)
+    bench.run()
+    assert max(step.prefill_tokens for step in bench.sink.steps("mixed")) == 5
+
+
+def test_an_automatic_slice_keeps_a_mixed_step_within_its_stretch() -> None:
+    device = ScriptedDevice(max_context=4096, num_blocks=2000)
+    device.costs.step, device.costs.row = 5_000, 300
+    bench = Workbench(device, mixed_slice_tokens="auto")
+    bench.submit("a", max_tokens=400)
+    bench.tick(4)
+    bench.submit("b", "x" * 2000, max_tokens=2)
+    bench.run()
+    decode = 5_000 + 300
+    steps = [(step.end_ns - step.start_ns) / 1000 for step in bench.sink.steps("mixed")]
+    assert max(steps[3:]) < 3 * decode
+    assert bench.sink.steps("mixed")[10].prefill_tokens > 16
+
+
+def test_nothing_is_emitted_twice_when_a_sequence_was_parked() -> None:
+    device = ScriptedDevice(num_blocks=8)
+    bench = Workbench(device, admit_watermark=1)
+    for name in "ab":
+        bench.submit(name, name * 8, max_tokens=12)
+    bench.run()
+    alone = Workbench()
+    alone.submit("a", "a" * 8, max_tokens=12)
+    assert bench.ids("a") == alone.run().ids("a")
+    assert max(bench.finish(name).usage.preemptions for name in "ab") > 0
