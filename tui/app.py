@@ -1,0 +1,317 @@
+"""The terminal program: keeps one `State`, feeds it from the wire, shows the pane in front a few times a second."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher
+
+from engine.protocol import wire
+from engine.protocol.commands import Value
+from tui.actions import ACTIONS, BY_NAME, Where, parse_slash
+from tui.bar import key_line, top_line
+from tui.link import Connection, Link
+from tui.panels import PANES, make_pane
+from tui.panels.chat.panel import ChatPanel
+from tui.panels.chat.prompt import Editor, Prompt
+from tui.panels.levers.lever_list import LeverList
+from tui.sessions import Preferences, Store, new_conversation
+from tui.settings import Settings
+from tui.state import Event, Opened, State, Told, reduce
+from tui.themes import DARK, LIGHT, lane_variables
+from tui.widgets import Cell, Panel
+
+REPAINT_S = 0.25
+FOLLOW_S = 0.04
+"""Text that arrives faster than this is written in one go."""
+
+
+PLAIN_KEYS = ("question_mark", "space", "left", "right", "minus", "plus", "equals_sign")
+"""Keys that, like single characters, belong to the input while it has the focus."""
+
+
+def _binding(name: str, label: str, key: str, footer: bool) -> Binding:
+    plain = len(key) == 1 or key in PLAIN_KEYS
+    return Binding(key, f"act('{name}')", label, show=footer, priority=not plain)
+
+
+class MetraleApp(App[None]):
+    """Chat, operator screens or a replay, on one server."""
+
+    CSS_PATH = "theme.tcss"
+    TITLE = "metrale"
+    ENABLE_COMMAND_PALETTE = True
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-wide"), (150, "-full")]
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        _binding(action.name, action.label, key, action.footer and index == 0)
+        for action in ACTIONS
+        if action.key
+        for index, key in enumerate(action.key.split(","))
+    ]
+
+    def __init__(
+        self,
+        connection: Connection | None,
+        *,
+        mode: str = "chat",
+        store: Store | None = None,
+        clock: Callable[[], float] = time.time,
+        replay_run: str = "",
+        on_quit: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__()
+        from tui.chat_actions import ChatActions
+        from tui.screen_actions import ScreenActions
+
+        self.connection = connection
+        self.mode_name = mode
+        self.store = store or Store()
+        self.clock = clock
+        self.replay_run = replay_run
+        self.on_quit = on_quit
+        self.settings = Settings()
+        self.state = State(conversation=new_conversation(clock()))
+        self.held: tuple[State, float] | None = None
+        """What the operator screens show while they are held still, and since when."""
+        self.chat = ChatActions(self)
+        self.screens = ScreenActions(self)
+        self._followed = True
+        self._following = False
+
+    # ---- building
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return lane_variables(dark=True)
+
+    def get_css_variables(self) -> dict[str, str]:
+        return super().get_css_variables() | lane_variables(dark=self.current_theme.dark)
+
+    def compose(self) -> ComposeResult:
+        yield Cell(id="top")
+        first = "chat" if self.mode_name == "chat" else "overview"
+        with ContentSwitcher(id="panes", initial=f"pane-{first}"):
+            yield make_pane(first)
+        yield Cell(id="keys")
+
+    def on_mount(self) -> None:
+        self.register_theme(DARK)
+        self.register_theme(LIGHT)
+        chosen = self.store.preferences().theme
+        self.theme = chosen if chosen in self.available_themes else DARK.name
+        if self.mode_name == "chat":
+            editor = self.query_one(Editor)
+            editor.recall_from(self.store.history())
+            editor.focus()
+        self.set_interval(REPAINT_S, self.repaint)
+        self.repaint()
+        self._follow_soon()
+        if self.connection is not None:
+            self.run_worker(self.connection.run(self.receive), name="link", exit_on_error=True)
+
+    # ---- data in
+
+    def receive(self, event: Event) -> None:
+        """One message of the wire or one local event; the only way that the state changes."""
+        before = self.state
+        self.state = reduce(before, event, self.clock())
+        if self.state.conversation is not before.conversation:
+            self._follow_soon()
+        if isinstance(event, wire.Done) and self.state.conversation is not before.conversation:
+            self.chat.keep()
+        if isinstance(event, wire.Welcome) and self.mode_name == "replay":
+            self.send(wire.Replay(run=self.replay_run, action="start"))
+        if not isinstance(event, wire.Delta | wire.Stats | wire.GateView | wire.Requests | wire.Log):
+            self.call_later(self.repaint)
+
+    def _follow_soon(self) -> None:
+        if self._followed and self.is_running:
+            self._followed = False
+            self.set_timer(FOLLOW_S, self._follow)
+
+    async def _follow(self) -> None:
+        self._followed = True
+        if self._following:
+            self._follow_soon()
+            return
+        self._following = True
+        try:
+            for panel in self.query(ChatPanel):
+                await panel.follow(self.state, self.clock())
+        finally:
+            self._following = False
+
+    # ---- pixels out
+
+    @property
+    def pane(self) -> str:
+        current = self.query_one("#panes", ContentSwitcher).current or ""
+        return current.removeprefix("pane-")
+
+    def repaint(self) -> None:
+        """Shows the state in the pane in front; panes repaint only what changed."""
+        if not self.is_running or not self.query("#panes"):
+            return
+        name = self.pane
+        held = self.held if name != "chat" else None
+        state, now = held or (self.state, self.clock())
+        for panel in self.query(f"#pane-{name}").results(Panel):
+            panel.show(state, now)
+        line = top_line(
+            self.state, self.clock(), held=held[1] if held else 0.0, pane=PANES[name].label, width=self.size.width
+        )
+        self.query_one("#top", Cell).put(line)
+        offered = [action for action in ACTIONS if action.footer and self.check_action("act", (action.name,))]
+        self.query_one("#keys", Cell).put(key_line(offered, self.size.width))
+
+    async def go(self, name: str) -> None:
+        """Brings a pane to the front; it is built when it is first wanted."""
+        if name == self.pane or (name == "chat" and self.mode_name != "chat"):
+            name = "chat" if self.mode_name == "chat" else name
+        switcher = self.query_one("#panes", ContentSwitcher)
+        if not switcher.query(f"#pane-{name}"):
+            await switcher.mount(make_pane(name))
+        switcher.current = f"pane-{name}"
+        self.refresh_bindings()
+        target = self.query_one(f"#pane-{name}", Panel)
+        target.landed()
+        self.repaint()
+
+    # ---- data out
+
+    def send(self, message: wire.ClientMessage) -> bool:
+        """Sends to the server, or says why it cannot."""
+        if self.connection is not None and self.connection.send(message):
+            return True
+        self.notify("There is no connection to the engine; this was not sent.", severity="warning")
+        return False
+
+    def ask_lever(self, name: str, value: Value, seen: Value | None) -> None:
+        """Asks for a lever change; the screen shows it as pending until the engine answers."""
+        if self.state.role == "read":
+            self.notify("This connection may only read; levers need the control token.", severity="warning")
+            return
+        self.send(wire.SetLever(change_id=self.fresh_id(), name=name, value=value, expected=seen))
+
+    @staticmethod
+    def fresh_id() -> str:
+        return uuid.uuid4().hex[:16]
+
+    def tell(self, message: str, level: str = "info") -> None:
+        """Says something to the user and writes it into the log."""
+        severity: Any = {"info": "information", "warning": "warning", "error": "error"}[level]
+        self.notify(message, severity=severity, markup=False)
+        self.receive(Told(level, message))
+
+    # ---- actions
+
+    async def action_act(self, name: str) -> None:
+        await self.perform(name, "")
+
+    async def perform(self, name: str, argument: str) -> None:
+        handler = self.chat.handlers.get(name) or self.screens.handlers[name]
+        await handler(argument)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action != "act" or not self.is_running or not self.query("#panes"):
+            return True
+        where = BY_NAME[str(parameters[0])].where
+        if parameters[0] == "go_chat" and self.mode_name != "chat":
+            return False
+        match where:
+            case Where.CHAT:
+                return self.pane == "chat"
+            case Where.SCREENS:
+                return self.pane not in ("chat", "provenance")
+            case Where.REPLAY:
+                return self.mode_name == "replay"
+            case _:
+                return True
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        for action in ACTIONS:
+            if action.name not in ("palette", "set") and self.check_action("act", (action.name,)):
+                shown = f"{action.sentence}  {action.key.split(',')[0]}" if action.key else action.sentence
+                yield SystemCommand(action.label, shown, lambda name=action.name: self._perform_later(name))
+
+    def _perform_later(self, name: str) -> None:
+        self.call_later(self.perform, name, "")
+
+    # ---- what widgets ask for
+
+    @on(Editor.Submitted)
+    async def _submitted(self, event: Editor.Submitted) -> None:
+        editor = self.query_one(Prompt).editor
+        if event.text.startswith("/"):
+            found = parse_slash(event.text)
+            if found is None:
+                word = event.text.split()[0]
+                self.notify(f"There is no command {word}; /help lists them.", severity="warning", markup=False)
+                return
+            editor.remember(event.text)
+            self.store.remember(event.text)
+            editor.clear()
+            await self.perform(found[0].name, found[1])
+        elif self.chat.say(event.text):
+            editor.remember(event.text)
+            self.store.remember(event.text)
+            editor.clear()
+
+    @on(LeverList.Asked)
+    def _lever_asked(self, event: LeverList.Asked) -> None:
+        self.ask_lever(event.name, event.value, event.seen)
+
+    @on(LeverList.Wrong)
+    def _lever_wrong(self, event: LeverList.Wrong) -> None:
+        self.notify(event.message, severity="error", markup=False)
+
+    def watch_theme(self, theme: str) -> None:
+        if self.is_running and theme != self.store.preferences().theme and not self.is_headless:
+            self.store.prefer(Preferences(theme=theme))
+
+    def leave(self) -> None:
+        """Stops what is running, saves the conversation and ends the program."""
+        reply = self.state.reply
+        if reply is not None and reply.running and self.connection is not None:
+            self.connection.send(wire.Stop(request_id=reply.request_id))
+        self.chat.keep()
+        self.exit()
+
+    def open_conversation(self, conversation: object) -> None:
+        from tui.conversation import Conversation
+
+        if isinstance(conversation, Conversation):
+            self.receive(Opened(conversation))
+
+
+def run(
+    url: str,
+    *,
+    mode: str = "chat",
+    on_quit: Callable[[], None] | None = None,
+    alive: Callable[[], str] = lambda: "",
+    replay_run: str = "",
+    conversation: str = "",
+    mouse: bool = True,
+) -> None:
+    """Shows the terminal on the server at `url` until the user leaves.
+
+    `mode` is chat, top or replay. `alive` returns a sentence once the server's process has ended (and "" before),
+    so that the screen stops trying. `conversation` names a saved conversation to resume.
+    Raises `AddressError`, `SessionError`.
+    """
+    app = MetraleApp(Link(url, alive=alive), mode=mode, replay_run=replay_run, on_quit=on_quit)
+    if conversation:
+        app.open_conversation(app.store.read(conversation))
+    try:
+        app.run(mouse=mouse)
+    finally:
+        if on_quit is not None:
+            on_quit()

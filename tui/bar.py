@@ -1,0 +1,61 @@
+"""The top line (what runs, whether it answers, what is held or replayed) and the bottom line (keys)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from textual.content import Content
+
+from tui import words
+from tui.actions import Action
+from tui.charts import Part
+from tui.state import Phase, State
+from tui.widgets import muted
+
+KEY_SIGNS = {"question_mark": "?", "escape": "Esc", "f1": "F1", "f2": "F2", "f3": "F3", "left": "←", "right": "→"}
+
+
+def top_line(state: State, now: float, *, held: float, pane: str, width: int) -> Content:
+    left: list[Part] = [(" metrale ", "bold $text-primary"), (f"{pane} ", "bold"), *_condition(state, now)]
+    if held:
+        left.append((f" HELD {words.seconds(now - held)}, still recording ", "bold $text-warning"))
+    if state.latest is not None and state.latest.replay_run:
+        run = state.latest.replay_run
+        left.append((f" REPLAY {run[:12]} at {words.seconds(state.latest.replay_position)} ", "bold $text-accent"))
+    facts = state.facts
+    right = f"{facts.model} on {facts.device} " if facts else ""
+    used = sum(len(text) for text, _ in left)
+    if used + len(right) >= width:
+        right = ""
+    return Content.assemble(*left, (" " * max(0, width - used - len(right)), ""), muted(right))
+
+
+def key_line(offered: Iterable[Action], width: int) -> Content:
+    """The bottom line: keys that do something here, as many as fit; each can be clicked."""
+    parts: list[Content] = []
+    used = 1
+    for action in offered:
+        key = KEY_SIGNS.get(action.key.split(",")[0], action.key.split(",")[0].replace("ctrl+", "^"))
+        used += len(key) + len(action.label) + 3
+        if used > width:
+            break
+        style = f"@click=app.act('{action.name}')"
+        parts.append(Content.from_markup(f" [bold $accent {style}]{key}[/] [{style}]{action.label}[/] "))
+    return Content("").join(parts)
+
+
+def _condition(state: State, now: float) -> list[Part]:
+    link = state.link
+    if link.phase is Phase.REFUSED:
+        return [("● refused ", "$text-error"), muted(link.reason[:60])]
+    if link.phase is Phase.DOWN:
+        return [(f"● down for {words.seconds(now - link.since)} ", "bold $text-error"), muted(link.reason[:60])]
+    if link.phase is Phase.CONNECTING:
+        return [("○ connecting ", "$text-warning")]
+    if state.loading.state == "failed":
+        return [("● failed ", "$text-error")]
+    if state.loading.state != "ready":
+        return [("○ loading ", "$text-warning"), muted(state.loading.stage)]
+    if state.stats_at and now - state.stats_at > 3:
+        return [(f"○ stale for {words.seconds(now - state.stats_at)} ", "$text-warning")]
+    return [("● live ", "$text-success"), *([] if state.role != "read" else [muted("read only ")])]

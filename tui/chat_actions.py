@@ -1,0 +1,331 @@
+"""What the chat's keys and slash commands do: say, stop, regenerate, edit, copy, sessions, settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from engine.levers.catalog import LEVERS
+from engine.levers.spec import LeverError, unknown_lever
+from engine.protocol import wire
+from tui import words
+from tui.actions import SETTINGS
+from tui.panels.chat.prompt import Editor
+from tui.panels.chat.side import Side
+from tui.panels.chat.transcript import Transcript
+from tui.panels.levers.lever_list import LeverList, parse_value, show_value
+from tui.sessions import SessionError, new_conversation
+from tui.settings import SettingError
+from tui.state import Opened, Retold, Said
+from tui.windows import window
+
+if TYPE_CHECKING:
+    from tui.app import MetraleApp
+
+Handler = Callable[[str], Awaitable[None]]
+CODE = re.compile(r"^(`{3,}|~{3,})[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+
+
+class ChatActions:
+    def __init__(self, app: MetraleApp) -> None:
+        self.app = app
+        self.handlers: dict[str, Handler] = {
+            "stop": self.stop,
+            "levers_focus": self.levers_focus,
+            "side": self.side,
+            "set": self.set,
+            "undo": self.undo,
+            "stats": self.stats,
+            "model": self.model,
+            "regenerate": self.regenerate,
+            "edit": self.edit,
+            "search": self.search,
+            "copy": self.copy,
+            "copy_code": self.copy_code,
+            "system": self.system,
+            "new": self.new,
+            "load": self.load,
+            "save": self.save,
+            "rename": self.rename,
+            "delete": self.delete,
+            "export": self.export,
+        }
+
+    # ---- speaking
+
+    def say(self, text: str) -> bool:
+        """Adds the user's turn and asks for a reply; False (and a word why) when that cannot be now."""
+        if not self._can_ask():
+            return False
+        request_id = self.app.fresh_id()
+        self.app.receive(Said(text, request_id))
+        self._ask(request_id)
+        return True
+
+    def _can_ask(self) -> bool:
+        state = self.app.state
+        if not state.ready:
+            self.app.notify("The model is not ready yet; your text stays in the input.", severity="warning")
+            return False
+        if state.reply is not None and state.reply.running:
+            self.app.notify("The model is still speaking; Esc stops it.", severity="warning")
+            return False
+        return True
+
+    def _ask(self, request_id: str) -> None:
+        state, settings = self.app.state, self.app.settings
+        self.app.send(
+            wire.Chat(
+                request_id=request_id,
+                messages=state.conversation.messages(),
+                sampling=settings.sampling,
+                limits=settings.limits,
+                speculate=settings.speculate,
+                conversation_id=state.conversation.id,
+            )
+        )
+
+    async def stop(self, argument: str) -> None:
+        """Stops a running reply; with none, leaves an edit, a panel or an operator screen."""
+        app = self.app
+        focused = app.focused
+        if isinstance(focused, LeverList) and focused.editing:
+            focused.leave()
+        elif app.pane == "chat" and app.state.reply is not None and app.state.reply.running:
+            app.send(wire.Stop(request_id=app.state.reply.request_id))
+            app.query_one(Editor).focus()
+        elif app.pane == "chat":
+            for editor in app.query(Editor):
+                if editor.prompt is not None and editor.prompt.take_key("escape"):
+                    return
+                editor.focus()
+        elif app.mode_name == "chat":
+            await app.go("chat")
+        else:
+            app.set_focus(None)
+
+    async def regenerate(self, argument: str) -> None:
+        if not self.app.state.conversation.turns or not self._can_ask():
+            return
+        request_id = self.app.fresh_id()
+        self.app.receive(Retold(request_id))
+        self._ask(request_id)
+
+    async def edit(self, argument: str) -> None:
+        """Takes the last user turn, and what followed it, back into the input."""
+        conversation = self.app.state.conversation
+        place = max((i for i, turn in enumerate(conversation.turns) if turn.role == "user"), default=-1)
+        if place < 0:
+            self.app.notify("There is no message to edit yet.")
+            return
+        reply = self.app.state.reply
+        if reply is not None and reply.running:
+            self.app.send(wire.Stop(request_id=reply.request_id))
+        text = conversation.turns[place].content
+        self.app.receive(Opened(replace(conversation, turns=conversation.turns[:place])))
+        self.app.query_one(Editor).fill(text)
+
+    # ---- copying and looking back
+
+    async def copy(self, argument: str) -> None:
+        self._copy(self.app.state.conversation.last_answer, "the last reply")
+
+    async def copy_code(self, argument: str) -> None:
+        blocks = CODE.findall(self.app.state.conversation.last_answer)
+        self._copy(blocks[-1][1] if blocks else "", "the last code block")
+
+    def _copy(self, text: str, what: str) -> None:
+        if not text:
+            self.app.notify(f"There is nothing to copy: no {what.removeprefix('the last ')} yet.")
+            return
+        self.app.copy_to_clipboard(text)
+        self.app.notify(f"Copied {what} ({words.count(len(text))} characters).")
+
+    async def search(self, argument: str) -> None:
+        from tui.pickers import Picker
+
+        editor = self.app.query_one(Editor)
+        typed = list(dict.fromkeys(reversed(editor.typed)))
+        rows = [(text, " ".join(text.split()), "") for text in typed]
+        picked = Picker("What was typed before", rows, empty="Nothing was typed yet.", query=argument)
+        self.app.push_screen(picked, lambda text: editor.fill(text) if text else None)
+
+    # ---- levers and settings
+
+    async def levers_focus(self, argument: str) -> None:
+        if self.app.pane != "chat" or not self.app.query_one(Side).display:
+            await self.app.go("levers")
+            return
+        levers = self.app.query_one("#side-levers", LeverList)
+        (self.app.query_one(Editor) if levers.has_focus else levers).focus()
+
+    async def side(self, argument: str) -> None:
+        self.app.screen.toggle_class("-no-side" if self.app.size.width >= 100 else "-with-side")
+        self.app.call_after_refresh(self.app.repaint)
+
+    async def set(self, argument: str) -> None:
+        name, _, typed = argument.partition(" ")
+        name, typed = name.lower().replace("-", "_"), typed.strip().removeprefix("=").strip()
+        try:
+            if name in SETTINGS:
+                self._set_setting(name, typed)
+            elif name in self.app.state.levers:
+                self._set_lever(name, typed)
+            else:
+                raise unknown_lever(name, [*self.app.state.levers, *SETTINGS])
+        except (LeverError, SettingError) as error:
+            self.app.notify(str(error), severity="error", markup=False)
+
+    def _set_setting(self, name: str, typed: str) -> None:
+        if typed:
+            self.app.settings = self.app.settings.with_value(name, typed)
+        self.app.notify(f"{name} is {self.app.settings.value(name)} ({SETTINGS[name]}).", markup=False)
+        self.app.repaint()
+
+    def _set_lever(self, name: str, typed: str) -> None:
+        lever = self.app.state.levers[name]
+        if typed:
+            self.app.ask_lever(name, parse_value(lever, typed), lever.value)
+            return
+        what = LEVERS[name].help if name in LEVERS else lever.help
+        self.app.notify(f"{name} is {show_value(lever, lever.value)}: {what} Takes {lever.bounds}.", markup=False)
+
+    async def undo(self, argument: str) -> None:
+        if not self.app.state.changes:
+            self.app.notify("No lever was changed since this screen opened.")
+            return
+        self.app.send(wire.UndoLever(change_id=self.app.fresh_id()))
+
+    # ---- facts
+
+    async def stats(self, argument: str) -> None:
+        state = self.app.state
+        seen, latest = window(state.stats), state.latest
+        if latest is None:
+            self.app.notify("No numbers have come yet.")
+            return
+        lines = [
+            f"last {words.seconds(seen.seconds)}: {words.number(seen.tokens_per_s)} tok/s delivered, "
+            f"{words.number(seen.prefill_tokens_per_s)} tok/s prefill, {words.count(seen.tokens)} tokens",
+            f"plain decoding: {words.number(latest.plain_tokens_per_s)} tok/s",
+            f"TTFT p50 {words.milliseconds(latest.ttft.p50)} p95 {words.milliseconds(latest.ttft.p95)} · "
+            f"TPOT p50 {words.milliseconds(latest.tpot.p50)} p95 {words.milliseconds(latest.tpot.p95)}",
+            f"drafts accepted: {seen.accepted}/{seen.drafted} ({words.percent(seen.acceptance)})",
+            f"since the run began: {words.count(latest.total_tokens)} tokens, {latest.total_requests} requests",
+        ]
+        await self._note("\n".join(lines))
+
+    async def model(self, argument: str) -> None:
+        facts = self.app.state.facts
+        if facts is None:
+            self.app.notify("The engine has not said yet what it runs.")
+            return
+        await self._note(
+            f"{facts.model} · {facts.device} · {facts.dtype} · context {words.count(facts.max_context)} tokens · "
+            f"KV {words.count(facts.kv_tokens)} tokens · batch {facts.max_batch_size} · "
+            f"drafters {', '.join(facts.drafters) or 'none'}"
+        )
+
+    async def _note(self, text: str) -> None:
+        await self.app.go("chat") if self.app.pane != "chat" else None
+        await self.app.query_one(Transcript).note(Content(text))
+        self.app.repaint()
+
+    # ---- conversations
+
+    def keep(self) -> None:
+        """Saves the conversation if anything was said."""
+        conversation = self.app.state.conversation
+        if conversation.turns:
+            try:
+                self.app.store.write(conversation)
+            except OSError as error:
+                self.app.notify(f"The conversation could not be saved: {error}", severity="error", markup=False)
+
+    async def system(self, argument: str) -> None:
+        conversation = self.app.state.conversation
+        if argument:
+            text = "" if argument == "-" else argument
+            self.app.receive(Opened(replace(conversation, system=text)))
+            conversation = self.app.state.conversation
+        await self._note(f"system prompt: {conversation.system}" if conversation.system else "no system prompt")
+
+    async def new(self, argument: str) -> None:
+        await self._stop_running()
+        self.keep()
+        self.app.receive(Opened(new_conversation(self.app.clock(), self.app.state.conversation.system)))
+        self.app.repaint()
+
+    async def _stop_running(self) -> None:
+        reply = self.app.state.reply
+        if reply is not None and reply.running:
+            self.app.send(wire.Stop(request_id=reply.request_id))
+
+    async def load(self, argument: str) -> None:
+        if argument:
+            await self._load(argument)
+            return
+        from tui.pickers import Picker
+
+        now = self.app.clock()
+        saved = [
+            (c.id, c.name, f"{len(c.turns)} turns, {words.seconds(now - c.updated)} ago")
+            for c in self.app.store.saved()
+        ]
+        picker = Picker("Saved conversations", saved, empty="No conversation was saved yet.")
+        self.app.push_screen(picker, self._load_chosen)
+
+    async def _load_chosen(self, name: str | None) -> None:
+        if name:
+            await self._load(name)
+
+    async def _load(self, name: str) -> None:
+        try:
+            conversation = self.app.store.read(name)
+        except SessionError as error:
+            self.app.notify(str(error), severity="error", markup=False)
+            return
+        await self._stop_running()
+        self.keep()
+        self.app.receive(Opened(conversation))
+        self.app.repaint()
+
+    async def save(self, argument: str) -> None:
+        if argument:
+            await self.rename(argument)
+        elif self.app.state.conversation.turns:
+            path = self.app.store.write(self.app.state.conversation)
+            self.app.notify(f"Saved as {path}.", markup=False)
+        else:
+            self.app.notify("There is nothing to save yet.")
+
+    async def rename(self, argument: str) -> None:
+        if not argument:
+            self.app.notify("Give the name: /rename NAME.", severity="warning")
+            return
+        self.app.receive(Opened(replace(self.app.state.conversation, title=argument)))
+        self.keep()
+        self.app.notify(f"This conversation is now called {argument!r}.", markup=False)
+
+    async def delete(self, argument: str) -> None:
+        try:
+            conversation = self.app.store.read(argument)
+        except SessionError as error:
+            self.app.notify(str(error), severity="error", markup=False)
+            return
+        self.app.store.delete(conversation)
+        self.app.notify(f"Deleted {conversation.name!r}.", markup=False)
+        if conversation.id == self.app.state.conversation.id:
+            self.app.receive(Opened(new_conversation(self.app.clock())))
+
+    async def export(self, argument: str) -> None:
+        try:
+            path = self.app.store.export(self.app.state.conversation, argument)
+        except OSError as error:
+            self.app.notify(f"The conversation could not be written: {error}", severity="error", markup=False)
+            return
+        self.app.notify(f"Written to {path}.", markup=False)

@@ -1,0 +1,1 @@
+"""The chat: transcript, prompt with completion, and what one reply cost."""

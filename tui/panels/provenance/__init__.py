@@ -1,0 +1,1 @@
+"""Where every token of a reply came from."""

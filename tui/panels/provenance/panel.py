@@ -1,0 +1,142 @@
+"""Origins: each token of a reply with its lane, step, draft position, probability, refused drafts and the gate's reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from math import exp
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+
+from engine.protocol.events import Token
+from tui import charts, words
+from tui.charts import Part
+from tui.conversation import Reply
+from tui.panels.provenance.token_map import TokenMap, underline
+from tui.state import State
+from tui.themes import lane_style
+from tui.widgets import Cell, Panel, muted
+
+
+class ProvenancePanel(Panel):
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left_square_bracket", "reply(-1)", "Reply before"),
+        Binding("right_square_bracket", "reply(1)", "Reply after"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._back = 0
+        """How many replies before the last one is shown."""
+
+    def compose(self) -> ComposeResult:
+        yield Cell(id="origin-legend", classes="box")
+        yield TokenMap(id="origin-tokens", classes="box")
+        yield Cell(id="origin-token", classes="box")
+
+    def landed(self) -> None:
+        self.query_one(TokenMap).focus()
+
+    def show(self, state: State, now: float) -> None:
+        replies = _replies(state)
+        self._back = max(0, min(self._back, len(replies) - 1))
+        reply = replies[-1 - self._back] if replies else None
+        tokens = reply.tokens if reply else ()
+        which = f"reply {len(replies) - self._back} of {len(replies)}; [ and ] change" if replies else ""
+        self.title("#origin-legend", "Where the tokens came from", which)
+        self.query_one("#origin-legend", Cell).put(legend(tokens))
+        tokens_map = self.query_one(TokenMap)
+        tokens_map.show(tokens)
+        self.title(
+            "#origin-tokens", "Reply", "arrows move, n next refused draft; letters at the left: lanes of the line"
+        )
+        index = tokens_map.cursor
+        token = tokens[index] if index < len(tokens) else None
+        self.title("#origin-token", f"Token {index + 1} of {len(tokens)}" if token else "Token")
+        self.query_one("#origin-token", Cell).put(detail(reply, index, token))
+
+    @on(TokenMap.Moved)
+    def _moved(self) -> None:
+        self.metrale.repaint()
+
+    def action_reply(self, by: int) -> None:
+        self._back -= by
+        self.metrale.repaint()
+
+
+def _replies(state: State) -> list[Reply]:
+    return [turn.reply for turn in state.conversation.turns if turn.reply is not None and turn.reply.tokens]
+
+
+def legend(tokens: tuple[Token, ...]) -> Content:
+    if not tokens:
+        return Content.styled("No reply yet. Say something in the chat first.", "$quiet")
+    by_lane = Counter(token.lane for token in tokens)
+    lanes: list[Part] = []
+    for name, amount in by_lane.most_common():
+        mark = words.LANE_MARKS.get(name, "?")
+        lanes += [muted(f"{mark} "), (words.lane(name), lane_style(name)),
+                  muted(f" {amount} ({words.percent(amount, len(tokens))})   ")]  # fmt: skip
+    refused = sum(len(token.rejected) for token in tokens)
+    accepted = sum(1 for token in tokens if token.draft)
+    marks: list[Part] = [
+        ("own", ""), muted(" the model's own   "), ("first", "underline"), muted(" first draft   "),
+        ("later", "underline bold"), muted(" later draft   "), ("italic", "italic"), muted(" drafts refused here   "),
+        muted(f"{accepted} accepted, {refused} refused"),
+    ]  # fmt: skip
+    return charts.join([lanes, marks])
+
+
+def detail(reply: Reply | None, index: int, token: Token | None) -> Content:
+    if reply is None or token is None:
+        return Content("\n\n\n")
+    seen = {t.id: words.harmless(t.text) for t in reply.tokens if t.text}
+    return charts.join([_what(token), _origin(token), _likely(token, seen), _refused(token, seen), _gate(reply, index)])
+
+
+def _what(token: Token) -> list[Part]:
+    text = repr(words.harmless(token.text)) if token.text else "(text came out with a later token)"
+    return [muted("token      "), (text, f"bold {lane_style(token.lane)} {underline(token)}".strip()),
+            muted(f"  id {token.id}")]  # fmt: skip
+
+
+def _origin(token: Token) -> list[Part]:
+    place = "the model's own token" if token.draft == 0 else f"draft {token.draft} of its step, accepted"
+    return [muted("origin     "), (words.lane(token.lane), f"bold {lane_style(token.lane)}"), (f", {place}", ""),
+            muted(f", step {words.count(token.step)}")]  # fmt: skip
+
+
+def _likely(token: Token, seen: Mapping[int, str]) -> list[Part]:
+    if token.logprob is None:
+        return [muted("likelihood not asked for; /set logprobs 5 asks with the next message")]
+    parts: list[Part] = [muted("likelihood "), (words.percent(exp(token.logprob)), "bold")]
+    others = [(other, logprob) for other, logprob in token.top if other != token.id]
+    if others:
+        parts.append(muted("   instead "))
+    for other, logprob in others[:5]:
+        parts += [(_named(other, seen), ""), muted(f" {words.percent(exp(logprob))}  ")]
+    return parts
+
+
+def _refused(token: Token, seen: Mapping[int, str]) -> list[Part]:
+    if not token.rejected:
+        return [muted("refused    no draft was refused here")]
+    drafts = "  ".join(_named(draft, seen) for draft in token.rejected)
+    return [muted("refused    "), (drafts, "$text-error strike"), muted("  drafted here; the model said otherwise")]
+
+
+def _gate(reply: Reply, index: int) -> list[Part]:
+    gate = reply.decision_at(index)
+    if gate is None:
+        return [muted("gate       not known for this token")]
+    return [muted("gate       "), (gate.arm, "bold"), muted(f", {gate.mode}, {gate.depth} drafts: "),
+            (words.gate_reason(gate.reason), "")]  # fmt: skip
+
+
+def _named(token_id: int, seen: Mapping[int, str]) -> str:
+    """The token's text where this reply has shown it; its number otherwise."""
+    return repr(seen[token_id]) if token_id in seen else f"#{token_id}"

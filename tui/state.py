@@ -1,0 +1,413 @@
+"""Everything that the screens show, as one immutable value, and the pure function that moves it on.
+
+`reduce(state, event, now)` takes a message of the wire or a local event; `now` is the arrival time (Unix seconds).
+No screen keeps a number of its own: pausing is holding on to an old `State`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from engine.protocol import wire
+from engine.protocol.commands import Value
+from engine.protocol.events import Facts
+from tui.conversation import Conversation, Reply, Turn
+from tui.conversation import fold as fold_reply
+
+HISTORY_FRAMES = 2400
+"""Ten minutes of `Stats` at 4 Hz."""
+EVENT_LIMIT = 500
+LOG_LIMIT = 2000
+
+
+class Phase(StrEnum):
+    CONNECTING = "connecting"
+    OPEN = "open"
+    DOWN = "down"
+    REFUSED = "refused"
+
+
+# ---- local events: what the terminal itself did or noticed ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The connection ended or could not be made; it is tried again unless `final`."""
+
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message went out."""
+
+    message: wire.ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The user's turn was added and a reply asked for under `request_id`."""
+
+    text: str
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retold:
+    """The last reply is asked for again; the old one is dropped."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Another conversation takes the place of the present one."""
+
+    conversation: Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line for the log that this program wrote."""
+
+    level: str
+    message: str
+
+
+LocalEvent = Dropped | Sent | Said | Retold | Opened | Told
+Event = wire.ServerMessage | LocalEvent
+
+
+# ---- the state -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    phase: Phase = Phase.CONNECTING
+    since: float = 0.0
+    reason: str = ""
+    drops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far the model is; `state` is loading, ready or failed ("" until the server spoke)."""
+
+    state: str = ""
+    stage: str = ""
+    done: int = 0
+    total: int = 0
+    unit: str = "bytes"
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A lever change that was sent and not yet answered."""
+
+    change_id: str
+    name: str
+    value: Value | None
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The last answer to a lever change that was not taken."""
+
+    message: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    time: float
+    level: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRun:
+    query_id: str
+    sql: str
+    since: float
+    result: wire.QueryResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    link: Link = Link()
+    loading: Loading = Loading()
+    session: str = ""
+    role: str = ""
+    facts: Facts | None = None
+    levers: Mapping[str, wire.LeverView] = field(default_factory=dict)
+    pending: Mapping[str, Pending] = field(default_factory=dict)
+    """By lever name."""
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """By lever name; gone with the next change."""
+    changes: tuple[wire.LeverEvent, ...] = ()
+    stats: tuple[wire.Stats, ...] = ()
+    """Frames of the last minutes, oldest first."""
+    stats_at: float = 0.0
+    since: float = 0.0
+    """When the first frame arrived: the start of everything called lifetime here."""
+    skipped: int = 0
+    gate: wire.GateView | None = None
+    gate_at: float = 0.0
+    decisions: tuple[wire.GateView, ...] = ()
+    requests: wire.Requests | None = None
+    requests_at: float = 0.0
+    log: tuple[LogLine, ...] = ()
+    queries: Mapping[str, QueryRun] = field(default_factory=dict)
+    conversation: Conversation = field(default_factory=Conversation)
+
+    @property
+    def latest(self) -> wire.Stats | None:
+        return self.stats[-1] if self.stats else None
+
+    @property
+    def ready(self) -> bool:
+        return self.link.phase is Phase.OPEN and self.loading.state == "ready"
+
+    @property
+    def may_change(self) -> bool:
+        return self.link.phase is Phase.OPEN and self.role == "control"
+
+    @property
+    def reply(self) -> Reply | None:
+        """The reply that is running or was the last to run."""
+        return self.conversation.last_reply
+
+
+def reduce(state: State, event: Event, now: float) -> State:
+    """The state after `event`, which arrived at `now`."""
+    return _HANDLERS[type(event)](state, event, now)
+
+
+# ---- connection and loading ----------------------------------------------------------------------------------
+
+
+def _welcome(state: State, event: wire.Welcome, now: float) -> State:
+    again = bool(state.session)
+    state = replace(
+        state,
+        link=replace(state.link, phase=Phase.OPEN, since=now, reason=""),
+        loading=Loading(state=event.state),
+        session=event.session,
+        role=event.role,
+        facts=event.facts or state.facts,
+        levers={lever.name: lever for lever in event.levers} or state.levers,
+        pending={},
+        refusals={},
+    )
+    return _logged(state, now, "info", "Connected again." if again else f"Connected as {event.role}.")
+
+
+def _refused(state: State, event: wire.Refused, now: float) -> State:
+    link = replace(state.link, phase=Phase.REFUSED, since=now, reason=event.message)
+    return _logged(replace(state, link=link), now, "error", event.message)
+
+
+def _dropped(state: State, event: Dropped, now: float) -> State:
+    if state.link.phase is Phase.REFUSED:
+        return state
+    if state.link.phase is Phase.CONNECTING and not event.final:
+        return replace(state, link=replace(state.link, reason=event.reason))
+    if state.link.phase is Phase.DOWN:
+        return replace(state, link=replace(state.link, reason=event.reason))
+    phase = Phase.REFUSED if event.final else Phase.DOWN
+    link = Link(phase, now, event.reason, state.link.drops + 1)
+    return _logged(replace(state, link=link, pending={}), now, "error", event.reason)
+
+
+def _load(state: State, event: wire.Load, now: float) -> State:
+    loading = Loading(event.state, event.stage, event.done, event.total, event.unit, event.message)
+    state = replace(state, loading=loading, facts=event.facts or state.facts)
+    if event.state == "failed":
+        return _logged(state, now, "error", event.message or "The model could not be loaded.")
+    return state
+
+
+# ---- levers --------------------------------------------------------------------------------------------------
+
+
+def _sent(state: State, event: Sent, now: float) -> State:
+    match event.message:
+        case wire.SetLever(change_id=change_id, name=name, value=value):
+            pending = {**state.pending, name: Pending(change_id, name, value, now)}
+            return replace(state, pending=pending, refusals=_without(state.refusals, name))
+        case wire.UndoLever(change_id=change_id, of=of):
+            name = next((past.name for past in reversed(state.changes) if not of or past.change_id == of), "")
+            if not name:
+                return state
+            return replace(state, pending={**state.pending, name: Pending(change_id, name, None, now)})
+        case wire.Query(query_id=query_id, sql=sql):
+            return replace(state, queries={**state.queries, query_id: QueryRun(query_id, sql, now)})
+        case wire.Stop(request_id=request_id):
+            return _folded(state, event.message, request_id, now)
+        case _:
+            return state
+
+
+def _lever_event(state: State, event: wire.LeverEvent, now: float) -> State:
+    view = state.levers.get(event.name)
+    levers = state.levers
+    if view is not None:
+        levers = {**levers, event.name: _with_value(view, event.new, "operator")}
+    line = f"{event.name}: {event.old} -> {event.new} ({event.origin}, tick {event.tick})" + (
+        f", {event.reason}" if event.reason else ""
+    )
+    return _logged(
+        replace(
+            state,
+            levers=levers,
+            pending=_without(state.pending, event.name),
+            refusals=_without(state.refusals, event.name),
+            changes=(*state.changes, event)[-EVENT_LIMIT:],
+        ),
+        event.time,
+        "info",
+        line,
+    )
+
+
+def _lever_refused(state: State, event: wire.LeverRefused, now: float) -> State:
+    name = event.name or next((p.name for p in state.pending.values() if p.change_id == event.change_id), "")
+    view = state.levers.get(name)
+    levers = state.levers
+    if view is not None and event.current is not None:
+        levers = {**levers, name: _with_value(view, event.current, view.source)}
+    refused = {**state.refusals, name: Refusal(event.message, now)}
+    pending = _without(state.pending, name)
+    return _logged(replace(state, levers=levers, refusals=refused, pending=pending), now, "warning", event.message)
+
+
+def _with_value(view: wire.LeverView, value: Value, source: str) -> wire.LeverView:
+    fields = {name: getattr(view, name) for name in view.__struct_fields__}
+    return wire.LeverView(**(fields | {"value": value, "source": source}))
+
+
+def _without(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return {key: value for key, value in mapping.items() if key != name}
+
+
+# ---- what is measured ----------------------------------------------------------------------------------------
+
+
+def _stats(state: State, event: wire.Stats, now: float) -> State:
+    kept = state.stats
+    if kept and (event.replay_run != kept[-1].replay_run or event.time < kept[-1].time):
+        kept = ()
+    return replace(
+        state,
+        stats=(*kept[-HISTORY_FRAMES + 1 :], event),
+        stats_at=now,
+        since=state.since or now,
+        skipped=state.skipped + event.skipped,
+    )
+
+
+def _gate(state: State, event: wire.GateView, now: float) -> State:
+    decisions = state.decisions
+    if not decisions or (decisions[-1].arm, decisions[-1].reason) != (event.arm, event.reason):
+        decisions = (*decisions, event)[-EVENT_LIMIT:]
+    return replace(state, gate=event, gate_at=now, decisions=decisions)
+
+
+def _requests(state: State, event: wire.Requests, now: float) -> State:
+    return replace(state, requests=event, requests_at=now)
+
+
+def _query_result(state: State, event: wire.QueryResult, now: float) -> State:
+    run = state.queries.get(event.query_id)
+    if run is None:
+        return state
+    return replace(state, queries={**state.queries, event.query_id: replace(run, result=event)})
+
+
+# ---- the conversation ----------------------------------------------------------------------------------------
+
+
+def _said(state: State, event: Said, now: float) -> State:
+    turns = (*state.conversation.turns, Turn("user", event.text), _awaited(event.request_id, now))
+    return replace(state, conversation=replace(state.conversation, turns=turns, updated=now))
+
+
+def _retold(state: State, event: Retold, now: float) -> State:
+    turns = state.conversation.turns
+    while turns and turns[-1].role == "assistant":
+        turns = turns[:-1]
+    turns = (*turns, _awaited(event.request_id, now))
+    return replace(state, conversation=replace(state.conversation, turns=turns, updated=now))
+
+
+def _awaited(request_id: str, now: float) -> Turn:
+    return Turn("assistant", "", Reply(request_id=request_id, asked=now))
+
+
+def _opened(state: State, event: Opened, now: float) -> State:
+    return replace(state, conversation=event.conversation)
+
+
+def _reply_message(state: State, event: wire.Queued | wire.Delta | wire.Done, now: float) -> State:
+    return _folded(state, event, event.request_id, now)
+
+
+def _folded(state: State, event: wire.ClientMessage | wire.ServerMessage, request_id: str, now: float) -> State:
+    conversation = fold_reply(state.conversation, event, request_id, now, state.gate)
+    return state if conversation is state.conversation else replace(state, conversation=conversation)
+
+
+# ---- log -----------------------------------------------------------------------------------------------------
+
+
+def _problem(state: State, event: wire.Problem, now: float) -> State:
+    if event.request_id:
+        state = _folded(state, event, event.request_id, now)
+    return _logged(state, now, "error", event.message)
+
+
+def _log(state: State, event: wire.Log, now: float) -> State:
+    return _logged(state, event.time, event.level, event.message)
+
+
+def _told(state: State, event: Told, now: float) -> State:
+    return _logged(state, now, event.level, event.message)
+
+
+def _logged(state: State, time: float, level: str, message: str) -> State:
+    return replace(state, log=(*state.log, LogLine(time, level, message))[-LOG_LIMIT:])
+
+
+def _pong(state: State, event: wire.Pong, now: float) -> State:
+    return state
+
+
+_HANDLERS: dict[type, Callable[[State, Any, float], State]] = {
+    wire.Welcome: _welcome,
+    wire.Refused: _refused,
+    wire.Load: _load,
+    wire.Queued: _reply_message,
+    wire.Delta: _reply_message,
+    wire.Done: _reply_message,
+    wire.Stats: _stats,
+    wire.GateView: _gate,
+    wire.Requests: _requests,
+    wire.LeverEvent: _lever_event,
+    wire.LeverRefused: _lever_refused,
+    wire.QueryResult: _query_result,
+    wire.Log: _log,
+    wire.Pong: _pong,
+    wire.Problem: _problem,
+    Dropped: _dropped,
+    Sent: _sent,
+    Said: _said,
+    Retold: _retold,
+    Opened: _opened,
+    Told: _told,
+}
