@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from engine.protocol.commands import Limits, Sampling, Value
 from engine.protocol.wire import (
     MAX_MESSAGE_BYTES,
+    WIRE_PATH,
     WIRE_VERSION,
     Chat,
     ChatTurn,
@@ -69,13 +70,13 @@ class Address:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
             raise ValueError(f"{url!r} is not the address of a server; it looks like http://127.0.0.1:8080.")
-        fragment = urllib.parse.parse_qs(parts.fragment)
+        fragment = urllib.parse.parse_qs(parts.fragment if "=" in parts.fragment else f"token={parts.fragment}")
         scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
         return cls(f"{scheme}://{parts.netloc}", token or fragment.get("token", [""])[0])
 
     @property
     def socket(self) -> str:
-        return self.base.replace("http", "ws", 1) + "/ws"
+        return self.base.replace("http", "ws", 1) + WIRE_PATH
 
 
 @dataclass(slots=True)

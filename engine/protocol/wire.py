@@ -15,6 +15,7 @@ from engine.protocol.events import Facts, Token, Usage
 
 WIRE_VERSION = 1
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+WIRE_PATH = "/wire"
 
 TOPICS = ("stats", "requests", "levers", "gate", "log", "tokens")
 """`tokens`: deltas of every request, not only of this client's own."""

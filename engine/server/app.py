@@ -54,6 +54,18 @@ class Server:
         self.sessions = Sessions(self._session, parts.grace_s)
         self._socket = WireSocket(parts.access, self.sessions, self.views)
         self._api = Api(self.broker, self.views, parts.access)
+        self._ending: asyncio.Task[None] | None = None
+        self.on_engine_started: Callable[[], None] = lambda: None
+        self.broker.watchers.state.append(self._on_state)
+
+    def drain(self) -> None:
+        """The end is near: tell those who wait for replies now."""
+        self.broker.fail_all("The server is shutting down.", "shutdown")
+
+    def _on_state(self) -> None:
+        if self.broker.state is EngineState.FAILED:
+            reason = self.broker.failure
+            self._ending = asyncio.create_task(asyncio.to_thread(self._parts.telemetry.end_run, reason))
 
     def _ingest(self, payload: bytes, lost: int) -> None:
         records = self._parts.telemetry.ingest(payload, lost)
@@ -66,6 +78,7 @@ class Server:
     def application(self) -> Starlette:
         return Starlette(
             routes=[
+                WebSocketRoute(wire.WIRE_PATH, self._socket.serve),
                 WebSocketRoute("/ws", self._socket.serve),
                 Route("/v1/chat/completions", self._api.chat, methods=["POST"]),
                 Route("/v1/completions", self._api.completions, methods=["POST"]),
@@ -91,6 +104,8 @@ class Server:
             yield
         finally:
             starting.cancel()
+            if self._ending:
+                await asyncio.gather(self._ending, return_exceptions=True)
             log.removeHandler(relay)
             await self.desk.close()
             await self.broker.stop()
@@ -100,6 +115,7 @@ class Server:
     async def _start(self) -> None:
         try:
             await self.broker.start()
+            self.on_engine_started()
         except OSError as error:
             self.broker.on_death(f"The engine could not be started: {error}.")
 

@@ -113,7 +113,7 @@ class Broker:
 
     async def stop(self) -> None:
         await self._link.stop()
-        self._fail_all("The server is shutting down.", "shutdown")
+        self.fail_all("The server is shutting down.", "shutdown")
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class Broker:
         log.error("%s", sentence)
         self.state = EngineState.FAILED
         self.failure = sentence
-        self._fail_all(sentence, "error")
+        self.fail_all(sentence, "error")
         self._tell_state()
 
     def _on_ready(self, ready: Ready) -> None:
@@ -216,7 +216,8 @@ class Broker:
         for watch in tuple(self.watchers.levers):
             watch(change)
 
-    def _fail_all(self, sentence: str, reason: str) -> None:
+    def fail_all(self, sentence: str, reason: str) -> None:
+        """End every request in flight with one sentence."""
         for request_id in tuple(self.flights):
             usage = Usage(output_tokens=self.flights[request_id].output_tokens)
             self._on_finished(Finished(request_id=request_id, reason=reason, usage=usage, error=sentence))

@@ -25,7 +25,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise PortTakenError(f"Port {port} on {host} cannot be used ({error.strerror}); choose another with --port.") from None
+        raise PortTakenError(
+            f"Port {port} on {host} cannot be used ({error.strerror}); choose another with --port."
+        ) from None
     except OverflowError:
         listener.close()
         raise PortTakenError(f"Port {port} does not exist; ports are 0 to 65535.") from None

@@ -1,0 +1,113 @@
+"""`metrale chat`: the terminal chat, or one answer on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.cli.child import ChildServer, arguments_of
+from engine.cli.errors import Failure
+from engine.cli.options import DEFAULT_MODEL, db_option, lever_options, lever_values
+from engine.cli.serve import engine_options, find_model
+
+
+@click.command(epilog='Example: metrale chat -p "Why is the sky blue?"   or   cat notes.txt | metrale chat')
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("-p", "--prompt", help="Answer this on standard output and leave.")
+@click.option("--system", help="System prompt, with -p or a pipe.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, with -p or a pipe.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy, with -p or a pipe.")
+@click.option("--conversation", default="", metavar="NAME", help="A saved conversation to go on with.")
+@click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal.")
+@click.option("--url", envvar="METRALE_URL", metavar="URL", help="A running engine; else one is started.")
+@click.option("--token", envvar="METRALE_TOKEN", default="", metavar="TOKEN", help="Its token, if it asks for one.")
+@click.option("--json", "as_json", is_flag=True, help="With -p or a pipe: print the answer and its figures as JSON.")
+@db_option
+@engine_options
+@lever_options
+def chat(
+    model: str, prompt: str | None, system: str | None, max_tokens: int | None, temperature: float | None,
+    conversation: str, no_mouse: bool, url: str | None, token: str, as_json: bool, database: Path | None,
+    preset: str | None, **options: Any,
+) -> int:  # fmt: skip
+    """Chat with MODEL (a known name, a GGUF file or a Hugging Face directory)."""
+    lever_values(options, preset)
+    question = _question(prompt)
+    if question is None and not sys.stdout.isatty():
+        raise click.UsageError("The screen needs a terminal; give a prompt with -p or through a pipe.")
+    if url:
+        return _talk(url, token, question, conversation, not no_mouse, _once(system, max_tokens, temperature, as_json))
+    find_model(model)
+    with ChildServer(arguments_of(click.get_current_context()), token=token) as child:
+        once = _once(system, max_tokens, temperature, as_json)
+        return _talk(child.url, token, question, conversation, not no_mouse, once, child)
+
+
+def _once(system: str | None, max_tokens: int | None, temperature: float | None, as_json: bool) -> dict[str, Any]:
+    return {"system": system, "max_tokens": max_tokens, "temperature": temperature, "as_json": as_json}
+
+
+def _question(prompt: str | None) -> str | None:
+    """What is asked without a screen: the option, what comes through the pipe, or both."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    if prompt is None and not piped.strip():
+        return None
+    return "\n\n".join(part for part in (prompt, piped.strip()) if part)
+
+
+def _talk(
+    url: str, token: str, question: str | None, conversation: str, mouse: bool, once: dict[str, Any],
+    child: ChildServer | None = None,
+) -> int:  # fmt: skip
+    if question is not None:
+        return asyncio.run(_answer(url, token, question, once, child))
+    from tui.app import run
+
+    address = f"{url.partition('#')[0]}#{token}" if token else url
+    run(address, alive=child.obituary if child else lambda: "", conversation=conversation, mouse=mouse)
+    return 0
+
+
+async def _answer(url: str, token: str, question: str, once: dict[str, Any], child: ChildServer | None) -> int:
+    """One reply on standard output."""
+    from engine.protocol.client import Address, WireClient
+
+    async with WireClient(Address.parse(url, token), retry_s=60 if child else 5) as client:
+        ready = asyncio.ensure_future(client.ready())
+        while not ready.done():
+            await asyncio.wait({ready}, timeout=0.2)
+            if child and (sentence := child.obituary()):
+                ready.cancel()
+                raise Failure(sentence)
+        ready.result()
+        return await _print_reply(client, question, once)
+
+
+async def _print_reply(client: Any, question: str, once: dict[str, Any]) -> int:
+    import msgspec
+
+    from engine.protocol.commands import Limits, Sampling
+    from engine.protocol.wire import ChatTurn, Delta, Done
+
+    turns = [ChatTurn(role="system", content=once["system"])] if once["system"] else []
+    turns.append(ChatTurn(role="user", content=question))
+    sampling = Sampling() if once["temperature"] is None else Sampling(temperature=once["temperature"])
+    pieces: list[str] = []
+    async for message in client.chat(turns, sampling, Limits(max_tokens=once["max_tokens"] or 0)):
+        piece = message.text if isinstance(message, Delta | Done) else ""
+        pieces.append(piece)
+        if not once["as_json"]:
+            click.echo(piece, nl=False)
+        if isinstance(message, Done):
+            if once["as_json"]:
+                figures = msgspec.to_builtins(message.usage)
+                click.echo(msgspec.json.encode({"text": "".join(pieces), "reason": message.reason, "usage": figures}))
+            else:
+                click.echo()
+            if message.error:
+                raise Failure(message.error)
+    return 0
