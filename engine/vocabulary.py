@@ -76,6 +76,7 @@ class Vocabulary:
     """Tokens matched as a whole before anything else, by name; control tokens and user-defined ones (`<think>`)."""
     bos: int | None
     eos: tuple[int, ...]
+    """The one that the file names first comes first: it is the template's `eos_token`."""
     add_bos: bool
     template: str | None
 
@@ -247,7 +248,8 @@ def _token_id(value: Any, size: int) -> int | None:
 
 
 def _known_ids(values: Sequence[Any], size: int) -> tuple[int, ...]:
-    return tuple(sorted({value for value in values if _token_id(value, size) is not None}))
+    """The valid ids in the order stated, each once."""
+    return tuple(dict.fromkeys(value for value in values if _token_id(value, size) is not None))
 
 
 def _text(value: Any) -> str | None:
