@@ -13,6 +13,7 @@ DEVIATION_SHARE: Final = 0.5
 DEPTH_FLOOR: Final = 512
 DEPTH_FACTOR: Final = 2.0
 LEAST_PURSE: Final = 0.25
+RESERVE: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -139,9 +140,9 @@ class Budget:
         """What is not saved yet of a probe's expected loss; 0 or less: it may begin.
 
         A probe costs a little even where none is expected, one that would cost more than the cap begins with a
-        full purse, and a routine probe leaves half the cap for a change of regime."""
+        full purse, and a routine probe leaves some of it for a change of regime."""
         least = LEAST_PURSE * self.cap_ns
-        reserve = self.cap_ns / 2 if is_routine else 0.0
+        reserve = RESERVE * self.cap_ns if is_routine else 0.0
         return min(max(expected_loss_ns, least) + reserve, self.cap_ns) - self.saved_ns
 
 

@@ -29,7 +29,9 @@ SETTLE_STEPS: Final = 16
 SHORTEST_WINDOW: Final = 8
 PROBE_SHARE: Final = 0.01
 """Share of wall time that probes may lose."""
-PROBE_CAP_TOKENS: Final = 24.0
+PROBE_CAP_TOKENS: Final = 20.0
+SUSPECT: Final = 0.9
+RIVAL: Final = 0.75
 
 
 class Arm(StrEnum):
@@ -121,6 +123,9 @@ class Gate:
         self._reason = GateReason.COLD
         self._decision: Decision | None = None
         self._probe_lost_ns = 0.0
+        self._rate_at_probe = 0.0
+        self._other_share = 1.0
+        """Rate of the other arm over that of the running one when both were last known."""
         self._unfinished = Window()
         """Steps of probes that ran out of budget before they could count."""
 
@@ -214,7 +219,8 @@ class Gate:
         if self._is_probing and self._current.rate:
             self._probe_lost_ns += wall_ns - tokens * 1e9 / self._current.rate
         elif not self._is_probing:
-            self.budget.accrue(wall_ns, wall_ns * self._bucket / tokens)
+            token_ns = 1e9 / self._current.rate if self._current.rate and self._current.is_fresh else wall_ns / tokens
+            self.budget.accrue(wall_ns, token_ns * self._bucket)
 
     def _is_window_done(self) -> bool:
         window, settings = self._window, self.settings
@@ -234,8 +240,17 @@ class Gate:
             self._end_probe(estimate)
         elif self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
             estimate.fold(self._window.rate, replace=False)
+            self._suspect()
         self._window.clear()
         self._arbitrate()
+
+    def _suspect(self) -> None:
+        """Measure the other arm anew when the running one has lost pace since they were compared.
+
+        Either the machine slowed down for both or this arm got worse; only a probe can tell."""
+        current, other = self._current.rate, self._other.rate
+        if current and other and current < SUSPECT * self._rate_at_probe and other > current * RIVAL:
+            self._probe_due = True
 
     def _end_probe(self, estimate: Estimate) -> None:
         """Pay, and take the window in; one cut short is added to until it is long enough to count."""
@@ -246,6 +261,8 @@ class Gate:
             estimate.fold(self._unfinished.rate, replace=True)
             self._unfinished.clear()
             self._other_measured_since_loss = True
+            self._rate_at_probe = self._current.rate or 0.0
+            self._other_share = (estimate.rate or 0.0) / self._rate_at_probe if self._rate_at_probe else 1.0
         estimate.age_tokens = 0
 
     def _arbitrate(self) -> None:
@@ -268,6 +285,8 @@ class Gate:
         self.losses = 0
         self._probe_due = False
         self._other_measured_since_loss = False
+        self._rate_at_probe = self._current.rate or 0.0
+        self._other_share = 1 / self._other_share if self._other_share else 1.0
         self._unfinished.clear()
 
     def _margin(self) -> float:
@@ -300,10 +319,13 @@ class Gate:
         return (self._probe_due or self._other.age_tokens >= self._interval()) and self._missing_ns() <= 0
 
     def _expected_loss_ns(self) -> float:
-        """What the shortest probe would lose if the other arm still ran as last measured."""
+        """What the shortest probe would lose if the other arm still ran as last measured, against this one."""
         current, other = self._current.rate, self._other.rate
         if not current or not other:
             return 0.0
+        if self._other.stale:
+            # Rates of another regime are of another scale; how the arms compared is the better guess.
+            other = current * self._other_share
         if self._unfinished.steps:
             other = min(other, self._unfinished.rate)
         step_ns = max(self._bucket, 1) * 1e9 / other
