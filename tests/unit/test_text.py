@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -216,11 +217,9 @@ def test_any_text_survives_the_default_tokenizer(default_model: Path, sample: st
     assert streamed == expected.decode("utf-8", "replace")
 
 
-_LOADED: dict[Path, Text] = {}
-
-
+@cache
 def _cached(path: Path) -> Text:
-    return _LOADED.setdefault(path, load_text(path))
+    return load_text(path)
 
 
 @pytest.mark.model
