@@ -12,6 +12,8 @@ PRIOR_TRIALS: Final = 2.0
 FIRST_DRAFT_PRIOR: Final = 0.6
 MATCH_PRIOR: Final = ((2, 0.5), (3, 0.6), (4, 0.7), (6, 0.76), (9, 0.82), (15, 0.9), (1 << 30, 0.96))
 """(match length up to, share of right next tokens) over the greedy replies of the default model to 144 prompts."""
+_LONGEST: Final = 16
+_BUCKETS: Final = tuple(next(i for i, (most, _) in enumerate(MATCH_PRIOR) if length <= most) for length in range(17))
 
 
 @dataclass(slots=True)
@@ -42,25 +44,19 @@ class PositionAcceptance:
     """Share of drafts accepted at position 1, 2, ... given that all before were: exact for every smaller count too."""
 
     at: list[Share] = field(default_factory=lambda: [Share(FIRST_DRAFT_PRIOR)])
+    _curve: list[float] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
+        self._curve.clear()
         for position in range(min(drafted, accepted + 1)):
             self._share(position).add(position < accepted)
 
-    def expected(self, drafts: int) -> float:
-        """Mean accepted of `drafts` drafts."""
-        total, reached = 0.0, 1.0
-        for position in range(drafts):
-            reached *= self.at[min(position, len(self.at) - 1)].value
-            total += reached
-        return total
-
-    def variance(self) -> float:
-        return self.at[0].variance
-
-    @property
-    def trials(self) -> float:
-        return self.at[0].trials
+    def expected(self, most: int) -> list[float]:
+        """Mean accepted of 0 to `most` drafts at least."""
+        if len(self._curve) <= most:
+            last = len(self.at) - 1
+            self._curve = _means([self.at[min(position, last)].value for position in range(most)])
+        return self._curve
 
     def _share(self, position: int) -> Share:
         while len(self.at) <= position:
@@ -76,21 +72,22 @@ class MatchAcceptance:
     by_length: list[Share] = field(default_factory=lambda: [Share(prior) for _, prior in MATCH_PRIOR])
 
     def observe_match(self, match_len: int, *, hit: bool) -> None:
-        self.by_length[_bucket(match_len)].add(hit)
+        self.by_length[_BUCKETS[min(match_len, _LONGEST)]].add(hit)
 
-    def expected(self, match_len: int, drafts: int) -> float:
-        """Mean accepted of `drafts` copied tokens: each that is right makes the match one longer."""
-        if match_len <= 0:
-            return 0.0
-        total, reached = 0.0, 1.0
-        for i in range(drafts):
-            reached *= self.by_length[_bucket(match_len + i)].value
-            total += reached
-        return total
+    def expected(self, match_len: int, most: int) -> list[float]:
+        """Mean accepted of 0 to `most` copied tokens: each that is right makes the match one longer."""
+        shares = [share.value for share in self.by_length]
+        return _means([shares[_BUCKETS[min(match_len + i, _LONGEST)]] for i in range(most)])
 
 
-def _bucket(match_len: int) -> int:
-    return next(i for i, (longest, _) in enumerate(MATCH_PRIOR) if match_len <= longest)
+def _means(shares: Sequence[float]) -> list[float]:
+    """Expected right drafts in a row, for every count, from the shares right after right ones."""
+    total, reached, means = 0.0, 1.0, [0.0]
+    for share in shares:
+        reached *= share
+        total += reached
+        means.append(total)
+    return means
 
 
 @dataclass(slots=True)

@@ -128,11 +128,10 @@ class Arbiter:
             offer.setdefault(arm.drafter, []).append(arm.drafts)
         copies = offer.pop(DrafterName.NGRAM, [])
         self._offer = offer
-        self._arm = self._pick_base() if offer else PLAIN
+        self._arm, worth = self._pick_base() if offer else (PLAIN, -math.inf)
         if copies and match_len and self._may_copy():
-            price = self._price()
-            copy = self._promises.best(DrafterName.NGRAM, copies, price)
-            if not offer or self._promises.worth(copy, price) > self._promises.worth(self._arm, price):
+            copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price())
+            if copy_worth > worth:
                 self._arm = copy
         return self._arm
 
@@ -196,7 +195,7 @@ class Arbiter:
         """Tokens that a nanosecond is worth: what the best known way of late delivers."""
         return max(self._promises.rate(PLAIN), self._delivered.rate)
 
-    def _pick_base(self) -> ArmKey:
+    def _pick_base(self) -> tuple[ArmKey, float]:
         price = self._price()
         if self._probe and self._probe.base not in self._offer:
             self._probe = None
@@ -248,21 +247,25 @@ class Arbiter:
     def _standing(self, base: Base) -> _Standing:
         return self._standings.setdefault(base, _Standing())
 
+    def _best(self, base: Base) -> ArmKey:
+        return self._promises.best(base, self._offer.get(base, (0,)), self._price())[0]
+
     def _base_rate(self, base: Base) -> float:
         """Tokens per nanosecond that a base promises at its best draft count."""
         counts = self._offer.get(base)
-        return self._promises.rate(self._promises.best(base, counts, self._price())) if counts else 0.0
+        return self._promises.rate(self._best(base)) if counts else 0.0
 
     def _account(self, arm: ArmKey, wall_ns: int, emitted: int) -> None:
         probe = self._probe
         if probe is None or probe.base is not arm.drafter:
             self._delivered.add(emitted, wall_ns)
-            self.budget.accrue(wall_ns, wall_ns * self._promises.width / emitted)
+            self.budget.accrue(wall_ns, self._promises.width / self._price())
             self._note_running(arm)
             return
         probe.steps_left -= 1
         probe.lost_ns += wall_ns - emitted / self._price()
-        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.saved_ns:
+        is_confirming = self._standing(probe.base).is_confirming
+        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(overdraw=is_confirming):
             self._end_probe(probe)
 
     def _note_running(self, arm: ArmKey) -> None:
@@ -303,7 +306,7 @@ class Arbiter:
         """Tokens per nanosecond by which a rival must be ahead: as much as is uncertain, at most the lever's share."""
         uncertain = 0.0
         for base in (self.base, rival):
-            arm = self._promises.best(base, self._offer.get(base, (0,)), self._price())
+            arm = self._best(base)
             uncertain += self._promises.uncertainty(base, arm.drafts)
         share = min(max(LEAST_MARGIN, DEVIATION_SHARE * uncertain), max(self.settings.margin, LEAST_MARGIN))
         return share * self._base_rate(self.base)
@@ -315,7 +318,7 @@ class Arbiter:
         if self.base in self._offer and (running.is_stale or not running.is_measured):
             return
         due = [base for base in self._offer if base is not self.base and self._is_due(base)]
-        affordable = [base for base in due if self.budget.affords(self._expected_loss_ns(base))]
+        affordable = [base for base in due if self._missing_ns(base) <= 0]
         if affordable:
             base = max(affordable, key=lambda base: self._standing(base).age_tokens)
             self._probe = _Probe(base, PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS)
@@ -335,9 +338,17 @@ class Arbiter:
         rate, current = self._base_rate(base), self._base_rate(self.base)
         if not rate or not current or not self._standing(base).is_measured:
             return 0.0
-        arm = self._promises.best(base, self._offer[base], self._price())
+        arm = self._best(base)
         steps = PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS
-        return steps * (self._promises.wall_ns(arm) or 0.0) * max(0.0, 1 - rate / current)
+        return steps * (self._promises.costs.step_ns(base, arm.drafts) or 0.0) * max(0.0, 1 - rate / current)
+
+    def _missing_ns(self, base: Base) -> float:
+        """What has yet to be saved before a probe may begin. A first measurement and a confirmation do not wait."""
+        standing = self._standing(base)
+        if not standing.is_measured or standing.wins:
+            return 0.0
+        is_routine = not (standing.is_stale or standing.is_confirming)
+        return self.budget.missing_ns(self._expected_loss_ns(base), is_routine=is_routine)
 
     # Showing
 
@@ -347,8 +358,8 @@ class Arbiter:
 
     def _rows(self) -> tuple[tuple[str, float, float, int, bool], ...]:
         rows = []
-        for base, counts in self._offer.items():
-            arm = self._promises.best(base, counts, self._price())
+        for base in self._offer:
+            arm = self._best(base)
             standing, rate = self._standing(base), self._promises.rate(arm) * 1e9
             known = standing.is_measured and rate > 0
             deviation = rate * self._promises.uncertainty(base, arm.drafts)
@@ -369,7 +380,7 @@ class Arbiter:
         return 0 if self._probe else min(waits, default=-1)
 
     def _tokens_until(self, base: Base) -> int:
-        standing, budget = self._standing(base), self.budget
+        standing = self._standing(base)
         due = 0 if self._is_due(base) else self._interval() * self._promises.bucket - standing.age_tokens
-        missing_ns = min(self._expected_loss_ns(base), budget.cap_ns) - budget.saved_ns
-        return max(due, math.ceil(missing_ns / budget.share * self._price()))
+        wait_ns = max(0.0, self._missing_ns(base)) / self.budget.share
+        return max(due, math.ceil(wait_ns * self._price()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 from typing import Final
 
@@ -66,57 +67,62 @@ class CostTable:
     """Costs at one width bucket. `verify[0]` is the plain step; what was not measured is read off a line."""
 
     verify: dict[int, Cost] = field(default_factory=dict)
-    drafting: dict[tuple[DrafterName, int], Cost] = field(default_factory=dict)
+    drafting: dict[DrafterName, dict[int, Cost]] = field(default_factory=dict)
+    _curves: dict[DrafterName | None, list[float]] = field(default_factory=dict)
+    """Whole steps by drafts, of each drafter; None: verify alone."""
 
     def add(self, drafter: DrafterName | None, drafts: int, wall_ns: int, draft_ns: int, step: int) -> None:
+        self._curves.clear()
         self.verify.setdefault(drafts, Cost()).add(wall_ns - draft_ns, step)
         if drafter is not None and draft_ns:
-            self.drafting.setdefault((drafter, drafts), Cost()).add(draft_ns, step)
+            self.drafting.setdefault(drafter, {}).setdefault(drafts, Cost()).add(draft_ns, step)
 
-    def verify_ns(self, drafts: int) -> float | None:
-        """Measured, or on the line through the nearest measured counts; None before anything ran."""
-        known = self.verify.get(drafts)
-        if known is not None:
-            return known.ns
-        return _on_line({count: cost.ns for count, cost in self.verify.items()}, drafts)
-
-    def drafting_ns(self, drafter: DrafterName, drafts: int) -> float:
-        known = self.drafting.get((drafter, drafts))
-        if known is not None:
-            return known.ns
-        points = {count: cost.ns for (name, count), cost in self.drafting.items() if name is drafter}
-        # A chain costs by the draft, so its line goes through the origin.
-        return (_on_line({0: 0.0, **points}, drafts) or 0.0) if points else 0.0
+    def steps_ns(self, drafter: DrafterName | None, most: int) -> list[float]:
+        """Wall time of a whole step with 0 to `most` drafts at least; empty before anything ran."""
+        curve = self._curves.get(drafter)
+        if curve is None or len(curve) <= most:
+            curve = self._curves[drafter] = self._curve(drafter, most)
+        return curve
 
     def step_ns(self, drafter: DrafterName | None, drafts: int) -> float | None:
-        """Wall time of a whole step, drafting included."""
-        verify = self.verify_ns(drafts)
-        if verify is None or drafter is None:
-            return verify
-        return verify + self.drafting_ns(drafter, drafts)
+        curve = self.steps_ns(drafter, drafts)
+        return curve[drafts] if curve else None
 
     def restart(self) -> None:
         """Let the next sample of every cost replace what is believed."""
-        for cost in (*self.verify.values(), *self.drafting.values()):
+        for cost in self.verify.values():
             cost.restart()
+        for costs in self.drafting.values():
+            for cost in costs.values():
+                cost.restart()
 
     def restart_plain(self) -> None:
         if 0 in self.verify:
             self.verify[0].restart()
 
+    def _curve(self, drafter: DrafterName | None, most: int) -> list[float]:
+        verify = _line({count: cost.ns for count, cost in self.verify.items()}, most, PRIOR_SLOPE)
+        drafting = self.drafting.get(drafter) if drafter else None
+        if not drafting or not verify:
+            return verify
+        # A chain costs by the draft, so its line goes through the origin.
+        chain = _line({0: 0.0, **{count: cost.ns for count, cost in drafting.items()}}, most, 0.0)
+        return [step + draft for step, draft in zip(verify[: most + 1], chain[: most + 1], strict=True)]
 
-def _on_line(points: dict[int, float], at: int) -> float | None:
-    """Interpolate; beyond the ends follow the nearest two points, rising at least a little with `at`."""
-    if not points:
-        return None
-    below = [count for count in points if count < at]
-    above = [count for count in points if count > at]
-    if below and above:
-        low, high = max(below), min(above)
-        return points[low] + (points[high] - points[low]) * (at - low) / (high - low)
-    near = max(below) if below else min(above)
-    slope = PRIOR_SLOPE * points[near] / (1 + PRIOR_SLOPE * near)
-    if len(below) >= 2:
-        second = sorted(below)[-2]
-        slope = max((points[near] - points[second]) / (near - second), slope / 2)
-    return max(points[near] + slope * (at - near), points[near] * 0.3)
+
+def _line(points: dict[int, float], most: int, prior_slope: float) -> list[float]:
+    """Values at 0..most: measured where measured, between two on their line, beyond the ends on the nearest one.
+
+    A lone point's line rises by `prior_slope` of its value at 0; a line past the last point never falls."""
+    known = sorted(points)
+    if not known:
+        return []
+    first, last = known[0], known[-1]
+    lone = prior_slope * points[first] / (1 + prior_slope * first)
+    values = [max(points[first] - lone * (first - at), 0.0) for at in range(min(first, most + 1))]
+    for low, high in pairwise(known):
+        slope = (points[high] - points[low]) / (high - low)
+        values.extend(points[low] + slope * (at - low) for at in range(low, high))
+    slope = max((points[last] - points[known[-2]]) / (last - known[-2]), lone / 2) if len(known) > 1 else lone
+    values.extend(points[last] + slope * (at - last) for at in range(last, max(most, last) + 1))
+    return values

@@ -55,32 +55,30 @@ class Promises:
     def calibrated(self, drafter: DrafterName) -> Calibration:
         return self.calibration.setdefault(drafter, Calibration())
 
-    def tokens(self, arm: ArmKey) -> float:
-        """Expected tokens of one step of the whole batch."""
-        match arm.drafter:
+    def accepted(self, drafter: DrafterName | None, most: int) -> list[float]:
+        """Expected accepted per sequence of 0 to `most` drafts."""
+        match drafter:
             case None:
-                accepted = 0.0
+                return [0.0] * (most + 1)
             case DrafterName.NGRAM:
-                accepted = self.matches.expected(self.match_len, arm.drafts)
-            case drafter:
-                accepted = self.accepts(drafter).expected(arm.drafts)
-        return self.width * (1 + accepted)
-
-    def wall_ns(self, arm: ArmKey) -> float | None:
-        return self.costs.step_ns(arm.drafter, arm.drafts)
+                return self.matches.expected(self.match_len, most)
+            case _:
+                return self.accepts(drafter).expected(most)
 
     def rate(self, arm: ArmKey) -> float:
         """Expected tokens per nanosecond; 0 where no cost is known."""
-        wall_ns = self.wall_ns(arm)
-        return self.tokens(arm) / wall_ns if wall_ns else 0.0
+        wall_ns = self.costs.step_ns(arm.drafter, arm.drafts)
+        return self.width * (1 + self.accepted(arm.drafter, arm.drafts)[arm.drafts]) / wall_ns if wall_ns else 0.0
 
-    def worth(self, arm: ArmKey, price: float) -> float:
-        """Tokens that the step wins over spending its time at `price` tokens per nanosecond."""
-        wall_ns = self.wall_ns(arm)
-        return -abs(arm.drafts - FIRST_GUESS) if wall_ns is None else self.tokens(arm) - price * wall_ns
-
-    def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> ArmKey:
-        return max((ArmKey(drafter, drafts) for drafts in counts), key=lambda arm: self.worth(arm, price))
+    def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> tuple[ArmKey, float]:
+        """The draft count that wins most tokens over spending the step's time at `price` tokens per nanosecond."""
+        most = max(counts)
+        walls, accepted, width = self.costs.steps_ns(drafter, most), self.accepted(drafter, most), self.width
+        if not walls:
+            return ArmKey(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
+        worths = [(width * (1 + accepted[drafts]) - price * walls[drafts], drafts) for drafts in counts]
+        worth, drafts = max(worths)
+        return ArmKey(drafter, drafts), worth
 
     def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
         """Relative standard error of the rate."""
@@ -90,21 +88,20 @@ class Promises:
             return of_cost
         accepts = self.accepts(drafter)
         first = accepts.at[0]
-        accepted = accepts.expected(drafts)
+        accepted = accepts.expected(drafts)[drafts]
         of_tokens = math.sqrt(first.variance) / max(first.value, 0.05) * accepted / (1 + accepted)
         return math.hypot(of_cost, of_tokens)
 
     def best_prefix(self, drafter: DrafterName, confidences: Sequence[float], price: float) -> int:
         """How many of some drafts to verify, at least 1: each must be worth the row that it adds."""
-        calibration = self.calibrated(drafter)
+        calibration, walls = self.calibrated(drafter), self.costs.steps_ns(None, len(confidences))
+        if not walls:
+            return len(confidences)
         best, best_worth, accepted, reached = 1, -math.inf, 0.0, 1.0
         for count, confidence in enumerate(confidences, start=1):
             reached *= calibration.value(confidence)
             accepted += reached
-            wall_ns = self.costs.verify_ns(count)
-            if wall_ns is None:
-                return len(confidences)
-            worth = self.width * (1 + accepted) - price * wall_ns
+            worth = self.width * (1 + accepted) - price * walls[count]
             if worth > best_worth:
                 best, best_worth = count, worth
         return best
