@@ -223,13 +223,13 @@ class _Telemetry:
         self._telemetry.take(records, lost)
         return records
 
-    def query(self, sql: str, max_rows: int) -> QueryAnswer:
+    def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
         from telemetry.database import StoreError
         from telemetry.formats import plain_rows
         from telemetry.queries import Limits, QueryError
 
         try:
-            result = self._telemetry.query(sql, Limits(max_rows=max_rows))
+            result = self._telemetry.query(sql, Limits(max_rows=max_rows, run=run or None))
         except (QueryError, StoreError) as error:
             raise QueryRefusedError(str(error)) from None
         return QueryAnswer(result.columns, result.types, plain_rows(result), result.truncated, result.seconds)

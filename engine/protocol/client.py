@@ -243,9 +243,9 @@ class WireClient:
         key = uuid.uuid4().hex[:12]
         return _lever_answer(await self._ask(key, UndoLever(change_id=key, of=of)))
 
-    async def query(self, sql: str, max_rows: int = 1000) -> QueryResult:
+    async def query(self, sql: str, max_rows: int = 1000, run: int = 0) -> QueryResult:
         key = uuid.uuid4().hex[:12]
-        answer = await self._ask(key, QueryMessage(query_id=key, sql=sql, max_rows=max_rows))
+        answer = await self._ask(key, QueryMessage(query_id=key, sql=sql, max_rows=max_rows, run=run))
         if not isinstance(answer, QueryResult):
             raise WireClosedError(f"The server answered a query with {type(answer).__name__}.")
         return answer

@@ -86,6 +86,8 @@ class Query(Message, frozen=True, kw_only=True, tag="query"):
     query_id: str
     sql: str
     max_rows: int = 1000
+    run: int = 0
+    """Above 0: every table and view shows only this run."""
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):

@@ -84,8 +84,10 @@ class Telemetry(Protocol):
         """Take a batch of records and return it decoded; never waits and never fails."""
         ...
 
-    def query(self, sql: str, max_rows: int) -> QueryAnswer:
-        """Run read-only SQL within limits; called on a worker thread. Raises `QueryRefusedError`."""
+    def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
+        """Run read-only SQL within limits (`run` above 0: on one run), on a worker thread.
+
+        Raises `QueryRefusedError`."""
         ...
 
     def prometheus(self) -> str: ...

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from engine.levers.changes import Proposal, RateLimit
 from engine.protocol import wire
 from engine.protocol.commands import Submit, Switches
@@ -200,20 +202,19 @@ class Session:
 
     async def _query(self, query: wire.Query) -> None:
         try:
-            answer = await self._views.query(query.sql, query.max_rows)
+            answer = await self._views.query(query.sql, query.max_rows, query.run)
         except QueryRefusedError as error:
             self.mailbox.put(wire.QueryResult(query_id=query.query_id, error=str(error)))
             return
-        self.mailbox.put(
-            wire.QueryResult(
-                query_id=query.query_id,
-                columns=answer.columns,
-                types=answer.types,
-                rows=answer.rows,
-                truncated=answer.truncated,
-                seconds=answer.seconds,
-            )
+        result = wire.QueryResult(
+            query_id=query.query_id,
+            columns=answer.columns,
+            types=answer.types,
+            rows=answer.rows,
+            truncated=answer.truncated,
+            seconds=answer.seconds,
         )
+        self.mailbox.put(_fitting(result))
 
     async def _replay(self, message: wire.Replay) -> None:
         try:
@@ -331,6 +332,14 @@ class Sessions:
         self._timers.pop(session.secret, None)
         if self._open.pop(session.secret, None):
             session.close()
+
+
+def _fitting(result: wire.QueryResult) -> wire.QueryResult:
+    """As many rows as one message holds."""
+    while (size := len(wire.encode(result))) > wire.MAX_MESSAGE_BYTES and result.rows:
+        kept = int(len(result.rows) * 0.9 * wire.MAX_MESSAGE_BYTES / size)
+        result = replace(result, rows=result.rows[:kept], truncated=True)
+    return result
 
 
 def _turn(turn: wire.ChatTurn) -> dict[str, str]:

@@ -188,11 +188,11 @@ class Views:
 
     # -- questions -----------------------------------------------------------------------------------------
 
-    async def query(self, sql: str, max_rows: int) -> QueryAnswer:
+    async def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
         """Read-only SQL on a worker thread. Raises `QueryRefusedError`."""
         if not sql.strip():
             raise QueryRefusedError("The query is empty.")
-        return await asyncio.to_thread(self.telemetry.query, sql, max(1, min(max_rows, MAX_ROWS)))
+        return await asyncio.to_thread(self.telemetry.query, sql, max(1, min(max_rows, MAX_ROWS)), max(0, run))
 
     def replaying(self, session: Hashable) -> bool:
         return session in self._replays

@@ -173,7 +173,7 @@ class FakeTelemetry:
         self.hub.update(records)
         return records
 
-    def query(self, sql: str, max_rows: int) -> QueryAnswer:
+    def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
         if not sql.lower().startswith("select"):
             raise QueryRefusedError("Only SELECT is allowed.")
         return QueryAnswer(("one",), ("INTEGER",), ((1,),)[:max_rows])
