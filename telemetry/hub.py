@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from telemetry.baseline import PlainBaseline
+from telemetry.metrics import Labels, RequestHistograms
+from telemetry.names import Finish
 from telemetry.record import (
     AnyRecord,
     GateRecord,
@@ -23,6 +25,7 @@ from telemetry.record import (
 )
 from telemetry.schema import DECODE
 
+_SUCCEEDED = (Finish.STOP.value, Finish.LENGTH.value, Finish.CANCELLED.value)
 QUANTILE_WINDOW_NS = 60_000_000_000
 _SAMPLES = 8192
 _RUNNING = 4096
@@ -175,7 +178,8 @@ class Hub:
 
     def __init__(self, clock_ns: Clock = time.time_ns) -> None:
         self._clock_ns = clock_ns
-        self._guard = threading.RLock()
+        self.guard = threading.RLock()
+        """Held while a batch is taken; a reader that wants several values of one moment takes it too."""
         self.lost: dict[str, int] = {}
         """Dropped since the owner began, by kind."""
         self._reset(0)
@@ -204,12 +208,13 @@ class Hub:
         self._health: deque[HealthRecord] = deque(maxlen=_HEALTH)
         self.levers: deque[LeverRecord] = deque(maxlen=_LEVERS)
         self.baseline = PlainBaseline()
+        self.histograms = RequestHistograms()
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
     def update(self, records: Iterable[AnyRecord]) -> None:
         """Take a batch of records, oldest first."""
-        with self._guard:
+        with self.guard:
             for record in records:
                 kind = type(record)
                 if kind is StepRecord:
@@ -221,18 +226,18 @@ class Hub:
 
     def announce(self, request_id: str, prompt_tokens: int = 0, conversation_id: str = "") -> None:
         """A request was accepted; it shows as waiting until its first step."""
-        with self._guard:
+        with self.guard:
             self._make_room()
             self._running[request_id] = LiveRequest(request_id, self._clock_ns() / 1e9, prompt_tokens, conversation_id)
 
     def forget(self, request_id: str) -> None:
         """A request ended of which no record will come (refused, or the engine is gone)."""
-        with self._guard:
+        with self.guard:
             self._running.pop(request_id, None)
 
     def set_lost(self, lost: Mapping[str, int]) -> None:
         """What was dropped so far, by kind, as its owners count it."""
-        with self._guard:
+        with self.guard:
             self.lost = dict(lost)
 
     def _run(self, record: RunRecord) -> None:
@@ -306,8 +311,23 @@ class Hub:
         more = record.output_tokens - 1
         tpot_ms = (record.finished_ns - first) / 1e6 / more if first and more > 0 else None
         self._latencies.append((record.finished_ns, request.ttft_ms, tpot_ms))
+        self._observe(record, request.ttft_ms, tpot_ms)
         self._finished.append(request)
         self.requests_by_reason[record.reason] += 1
+
+    def _observe(self, record: RequestRecord, ttft_ms: float | None, tpot_ms: float | None) -> None:
+        labels: Labels = (
+            ("gen_ai_operation_name", record.operation),
+            ("gen_ai_provider_name", "metrale"),
+            ("gen_ai_request_model", self.run.model if self.run else ""),
+        )
+        failed = record.reason not in _SUCCEEDED
+        whole = (*labels, ("error_type", record.reason)) if failed else labels
+        self.histograms.duration.observe(whole, (record.finished_ns - record.arrived_ns) / 1e9)
+        if ttft_ms is not None:
+            self.histograms.ttft.observe(labels, ttft_ms / 1e3)
+        if tpot_ms is not None:
+            self.histograms.tpot.observe(labels, tpot_ms / 1e3)
 
     def _gate_record(self, record: GateRecord) -> None:
         if self._gate_mode and record.mode != self._gate_mode:
@@ -341,7 +361,7 @@ class Hub:
 
     def gate(self) -> GateState | None:
         """The last decision; None before the first."""
-        with self._guard:
+        with self.guard:
             record = self._gate
             if record is None:
                 return None
@@ -357,13 +377,23 @@ class Hub:
 
     def requests(self) -> tuple[LiveRequest, ...]:
         """Running requests, then those that ended last, newest first."""
-        with self._guard:
+        with self.guard:
             live = (*self._running.values(), *reversed(self._finished))
             return tuple(replace(request) for request in live)
 
+    def running(self) -> tuple[LiveRequest, ...]:
+        """Requests that have not ended."""
+        with self.guard:
+            return tuple(self._running.values())
+
+    def kv(self) -> tuple[int, int]:
+        """Blocks in use, and blocks of the pool, as of the last step."""
+        last = self._steps
+        return (last.kv_used, last.kv_total) if last else (0, 0)
+
     def request(self, request_id: str) -> LiveRequest | None:
         """A running or just finished request."""
-        with self._guard:
+        with self.guard:
             found = self._running.get(request_id)
             if found is None:
                 found = next((done for done in reversed(self._finished) if done.request_id == request_id), None)
@@ -372,14 +402,14 @@ class Hub:
     def latencies(self) -> tuple[Percentiles, Percentiles]:
         """TTFT and time per output token of the last 60 s."""
         oldest = self._clock_ns() - self._offset_ns - QUANTILE_WINDOW_NS
-        with self._guard:
+        with self.guard:
             while self._latencies and self._latencies[0][0] < oldest:
                 self._latencies.popleft()
             samples = tuple(self._latencies)
         return percentiles([ttft for _, ttft, _ in samples]), percentiles([tpot for _, _, tpot in samples])
 
     def telemetry_cost(self) -> float:
-        with self._guard:
+        with self.guard:
             ticks = sum(health.tick_ns for health in self._health)
             return sum(health.recording_ns for health in self._health) / ticks if ticks else 0.0
 
@@ -427,7 +457,7 @@ class Subscription:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        with hub._guard:
+        with hub.guard:
             self._run = hub.run
             self._before = {name: totals.copy() for name, totals in hub.lanes.items()}
             self._since_ns = hub._clock_ns()
@@ -435,7 +465,7 @@ class Subscription:
     def read(self) -> Window:
         """The window since the last read; a new run begins a new window."""
         hub = self._hub
-        with hub._guard:
+        with hub.guard:
             now_ns = hub._clock_ns()
             if hub.run is not self._run:
                 self._run, self._before = hub.run, {}

@@ -72,7 +72,9 @@ CREATE TABLE runs (
   records BIGINT, model VARCHAR, device VARCHAR, dtype VARCHAR, levers VARCHAR, versions VARCHAR,
   kv_tokens BIGINT, block_size INTEGER, clock_ns BIGINT, unix_ns BIGINT, trace_id VARCHAR, span_base VARCHAR);
 
-CREATE TABLE request_keys (request_no UINTEGER, run INTEGER, request_id VARCHAR);
+CREATE TABLE request_keys (
+  request_no UINTEGER, run INTEGER, request_id VARCHAR, trace_id VARCHAR, span_id VARCHAR);
+CREATE TABLE batches (batch_no UINTEGER, run INTEGER, requests UINTEGER[]);
 
 CREATE TABLE requests (
   run INTEGER, request_no UINTEGER, request_id VARCHAR, operation VARCHAR, conversation_id VARCHAR,
@@ -94,7 +96,8 @@ CREATE TABLE lane_steps (
   k UTINYINT, k_reason k_reason_name, refusals VARCHAR,
   kv_used UINTEGER, kv_total UINTEGER, depth UINTEGER,
   draft_us UINTEGER, device_us UINTEGER, commit_us UINTEGER, cached_tokens UINTEGER,
-  shares STRUCT(request_no UINTEGER, drafted UTINYINT, accepted UTINYINT, emitted UTINYINT, prefill_tokens UINTEGER)[]);
+  batch_no UINTEGER,
+  shares STRUCT(drafted UTINYINT, accepted UTINYINT, emitted UTINYINT, prefill_tokens UINTEGER)[]);
 
 CREATE TABLE gate_decisions (
   run INTEGER, step_id BIGINT, time TIMESTAMP, mode VARCHAR, arm VARCHAR, reason gate_reason_name,

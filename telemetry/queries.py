@@ -43,6 +43,9 @@ class Limits:
     """Show only this run in every table and view."""
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     columns: tuple[str, ...]
@@ -54,7 +57,7 @@ class Result:
     seconds: float
 
 
-def run_query(cursor: Connection, sql: str, limits: Limits = Limits()) -> Result:
+def run_query(cursor: Connection, sql: str, limits: Limits = DEFAULT_LIMITS) -> Result:
     """Run one read-only statement and close the cursor.
 
     The connection must be locked down (`database.lock_down`): that closes files, network and settings; here the

@@ -29,6 +29,8 @@ from telemetry.schema import GATE_CODES, GATE_REASONS, K_CODES, K_REASONS, LANE_
 Array = np.ndarray[Any, Any]
 Number = Callable[[str], int]
 """The number of a request id within the file."""
+BatchNumber = Callable[[tuple[str, ...]], int]
+"""The number of a set of requests that ran together."""
 
 _TIMESTAMP = pa.timestamp("us")
 _STEP_INTS: tuple[tuple[str, type], ...] = (
@@ -41,7 +43,8 @@ _step_fields = attrgetter(
     *(name for name, _ in _STEP_INTS),
     "lane", "k_reason", "start_ns", "end_ns", "drafted_at", "accepted_at", "refusals", "shares",
 )  # fmt: skip
-_share_fields = attrgetter("request_id", "drafted", "accepted", "emitted", "prefill_tokens")
+_share_fields = attrgetter("drafted", "accepted", "emitted", "prefill_tokens")
+_request_of = attrgetter("request_id")
 
 
 def trace_id_of_run(run_id: str) -> str:
@@ -54,10 +57,16 @@ def span_base_of_run(run_id: str) -> str:
     return hashlib.sha256(f"run/{run_id}".encode()).hexdigest()[32:38]
 
 
+def derived_ids(run_id: str, request_id: str) -> tuple[str, str]:
+    """(trace id, span id) of a request whose caller sent no trace."""
+    digest = hashlib.sha256(f"request/{run_id}/{request_id}".encode()).hexdigest()
+    return digest[:32], digest[32:48]
+
+
 def request_ids(run_id: str, request: RequestRecord) -> tuple[str, str]:
     """(trace id, span id) of a request: the caller's trace where there is one, else derived."""
-    digest = hashlib.sha256(f"request/{run_id}/{request.request_id}".encode()).hexdigest()
-    return request.trace_id or digest[:32], digest[32:48]
+    trace_id, span_id = derived_ids(run_id, request.request_id)
+    return request.trace_id or trace_id, span_id
 
 
 def refusal_text(refusals: tuple[tuple[str, str], ...]) -> str:
@@ -68,7 +77,7 @@ def refusal_text(refusals: tuple[tuple[str, str], ...]) -> str:
 class StepColumns:
     """The columns of a batch of steps, as an Arrow table and as the arrays that the rollups sum."""
 
-    def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, number: Number) -> None:
+    def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, batch: BatchNumber) -> None:
         columns = list(zip(*map(_step_fields, records), strict=True))
         ints: dict[str, Array] = {name: np.array(columns[i], dtype) for i, (name, dtype) in enumerate(_STEP_INTS)}
         lane, k_reason, start, end, drafted_at, accepted_at, refusals, shares = columns[len(_STEP_INTS) :]
@@ -103,7 +112,8 @@ class StepColumns:
                 **{name: pa.array(ints[name]) for name in ("kv_used", "kv_total", "depth", "draft_us", "device_us")},
                 "commit_us": pa.array(ints["commit_us"]),
                 "cached_tokens": pa.array(ints["cached_tokens"]),
-                "shares": _shares(shares, number),
+                "batch_no": pa.array(np.array([batch(tuple(map(_request_of, share))) for share in shares], np.uint32)),
+                "shares": _shares(shares),
             }
         )
 
@@ -119,19 +129,18 @@ class _Lists:
         return pa.ListArray.from_arrays(_offsets(self.lengths), pa.array(self.values))
 
 
-def _shares(shares: Sequence[tuple[Any, ...]], number: Number) -> pa.Array:
+def _shares(shares: Sequence[tuple[Any, ...]]) -> pa.Array:
     lengths = np.fromiter(map(len, shares), np.int32, len(shares))
     flat = list(map(_share_fields, chain.from_iterable(shares)))
-    ids, drafted, accepted, emitted, prefill = zip(*flat, strict=True) if flat else ((), (), (), (), ())
+    drafted, accepted, emitted, prefill = zip(*flat, strict=True) if flat else ((), (), (), ())
     values = pa.StructArray.from_arrays(
         [
-            pa.array(np.array([number(request) for request in ids], np.uint32)),
             pa.array(np.array(drafted, np.uint8)),
             pa.array(np.array(accepted, np.uint8)),
             pa.array(np.array(emitted, np.uint8)),
             pa.array(np.array(prefill, np.uint32)),
         ],
-        ["request_no", "drafted", "accepted", "emitted", "prefill_tokens"],
+        ["drafted", "accepted", "emitted", "prefill_tokens"],
     )
     return pa.ListArray.from_arrays(_offsets(lengths), values)
 
@@ -230,6 +239,29 @@ def phases_ms(record: RequestRecord) -> dict[str, float | None]:
         "ttft_ms": (first - arrived) / 1e6 if first else None,
         "tpot_ms": (finished - first) / 1e6 / more if first and more > 0 else None,
     }
+
+
+def request_keys(run: int, run_id: str, keys: Sequence[tuple[int, str]]) -> pa.Table:
+    ids = [derived_ids(run_id, request_id) for _, request_id in keys]
+    return pa.table(
+        {
+            "request_no": pa.array([number for number, _ in keys], pa.uint32()),
+            "run": constant(run, len(keys)),
+            "request_id": pa.array([request_id for _, request_id in keys], pa.string()),
+            "trace_id": pa.array([trace_id for trace_id, _ in ids], pa.string()),
+            "span_id": pa.array([span_id for _, span_id in ids], pa.string()),
+        }
+    )
+
+
+def batches(run: int, sets: Sequence[tuple[int, list[int]]]) -> pa.Table:
+    return pa.table(
+        {
+            "batch_no": pa.array([number for number, _ in sets], pa.uint32()),
+            "run": constant(run, len(sets)),
+            "requests": pa.array([requests for _, requests in sets], pa.list_(pa.uint32())),
+        }
+    )
 
 
 def request_lanes(run: int, records: Sequence[RequestRecord], number: Number) -> pa.Table:

@@ -18,6 +18,46 @@ def _view(name: str, sentence: str, sql: str) -> View:
     return View(name, sentence, sql.strip())
 
 
+_STEP_ATTRIBUTES = ", ".join(
+    f"'metrale.{name}', {name}"
+    for name in (
+        "step_id", "tick", "width", "rows", "prefill_tokens", "drafted", "accepted", "bonus", "emitted", "drafted_at",
+        "accepted_at", "k", "k_reason", "kv_used", "kv_total", "depth", "draft_us", "device_us", "commit_us",
+        "cached_tokens", "refusals",
+    )
+)  # fmt: skip
+_GATE_ATTRIBUTES = ", ".join(
+    f"'metrale.gate.{name}', g.{name}"
+    for name in (
+        "mode", "arm", "reason", "arms", "margin", "losses", "depth", "width_bucket", "tokens_until_probe", "pinned",
+    )
+)  # fmt: skip
+# Lane steps and gate decisions are stored once, in their typed tables; their spans are composed when asked for.
+# Requests that run together stay together for many steps, so the links are those of a few sets.
+_SPANS = f"""
+WITH linked AS (
+  SELECT b.batch_no,
+    list({{'trace_id': coalesce(q.trace_id, k.trace_id), 'span_id': k.span_id}} ORDER BY place) AS links
+  FROM (SELECT batch_no, unnest(requests) AS request_no, generate_subscripts(requests, 1) AS place FROM batches) b
+  JOIN request_keys k USING (request_no) LEFT JOIN requests q USING (request_no) GROUP BY b.batch_no)
+SELECT trace_id, span_id, parent_span_id, name, kind, start, dur_us, status, attributes, events, links, run
+FROM spans_recorded
+UNION ALL
+SELECT trace_id, span_base || '1000000000', '', 'engine.run', 'INTERNAL', started,
+  epoch_us(coalesce(ended, last_record, heartbeat, started)) - epoch_us(started), 'UNSET',
+  json_object('metrale.run_id', run_id, 'metrale.state', state)::VARCHAR, '[]', [], run
+FROM runs
+UNION ALL
+SELECT r.trace_id, r.span_base || '5' || format('{{:09x}}', step_id), r.span_base || '1000000000',
+  'lane.' || lane, 'INTERNAL', start, dur_us, 'UNSET', json_object({_STEP_ATTRIBUTES})::VARCHAR, '[]', l.links, s.run
+FROM lane_steps s JOIN runs r USING (run) LEFT JOIN linked l USING (batch_no)
+UNION ALL
+SELECT r.trace_id, r.span_base || '6' || format('{{:09x}}', step_id),
+  r.span_base || '5' || format('{{:09x}}', step_id),
+  'gate.decision', 'INTERNAL', time, 0, 'UNSET', json_object({_GATE_ATTRIBUTES})::VARCHAR, '[]', [], g.run
+FROM gate_decisions g JOIN runs r USING (run)
+"""
+
 VIEWS: tuple[View, ...] = (
     _view(
         "throughput_by_lane",
@@ -253,11 +293,17 @@ STRUCTURE: tuple[View, ...] = (
         "step_sequences",
         "What one request gave to and got from one step.",
         """
-SELECT run, step_id, lane, share.request_no AS request_no, k.request_id, share.drafted AS drafted,
-  share.accepted AS accepted, share.emitted AS emitted, share.prefill_tokens AS prefill_tokens
-FROM (SELECT run, step_id, lane, unnest(shares) AS share FROM lane_steps) s
-LEFT JOIN (SELECT request_no, request_id FROM request_keys) k ON k.request_no = s.share.request_no
+SELECT s.run, s.step_id, s.lane, k.request_id, s.request_no, s.share.drafted AS drafted,
+  s.share.accepted AS accepted, s.share.emitted AS emitted, s.share.prefill_tokens AS prefill_tokens
+FROM (SELECT l.run, l.step_id, l.lane, unnest(l.shares) AS share, unnest(b.requests) AS request_no
+  FROM lane_steps l JOIN batches b USING (batch_no)) s
+JOIN request_keys k USING (request_no)
 """,
+    ),
+    _view(
+        "spans",
+        "Everything as OpenTelemetry spans: recorded ones, and one for each run, lane step and gate decision.",
+        _SPANS,
     ),
 )
 

@@ -73,7 +73,10 @@ class Writer:
         self._next_run = _next(connection, "run", "runs")
         self._next_request = _next(connection, "request_no", "request_keys")
         self._next_seq = _next(connection, "seq", "flushes")
+        self._next_batch = _next(connection, "batch_no", "batches")
         self._keys: dict[str, int] = {}
+        self._batches: dict[tuple[str, ...], int] = {}
+        self._added_batches: list[tuple[str, ...]] = []
         self._added_keys: list[str] = []
         self.context: RunContext | None = None
         self._resume = previous
@@ -81,8 +84,8 @@ class Writer:
 
     def commit(self, flush: Flush, now_us: int) -> None:
         """Write all of it or nothing. Raises `duckdb.Error`."""
-        saved = self.context, self._next_run, self._next_request, self._keys
-        self._added_keys = []
+        saved = self.context, self._next_run, self._next_request, self._next_batch, self._keys, self._batches
+        self._added_keys, self._added_batches = [], []
         self.malformed = {}
         begun = time.perf_counter()
         self._connection.execute("BEGIN")
@@ -90,9 +93,8 @@ class Writer:
             self._write(flush, now_us, begun)
             self._connection.execute("COMMIT")
         except BaseException:
-            self.context, self._next_run, self._next_request, self._keys = saved
-            for request_id in self._added_keys:
-                self._keys.pop(request_id, None)
+            self.context, self._next_run, self._next_request, self._next_batch, self._keys, self._batches = saved
+            self._forget_added()
             try:
                 self._connection.execute("ROLLBACK")
             except duckdb.Error:
@@ -125,9 +127,9 @@ class Writer:
                 self._begin(run_record, now_us)
             elif self.context is None:
                 self._begin(_nameless(records, now_us), now_us)
-            first_key = len(self._added_keys)
+            first_key, first_batch = len(self._added_keys), len(self._added_batches)
             encoded += self._write_records(records)
-            self._insert_keys(self._added_keys[first_key:])
+            self._insert_keys(self._added_keys[first_key:], self._added_batches[first_batch:])
         run = self.context.run if self.context else 0
         self._insert_rows([(table, (run, *row)) for table, row in flush.rows])
         losses = {**flush.losses, **self.malformed}
@@ -145,7 +147,7 @@ class Writer:
         places = ", ".join("make_timestamp(?)" if name == "started" else "?" for name in row)
         self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
         self.context = RunContext(run, record, (record.unix_ns - record.clock_ns) // 1000)
-        self._keys = {}
+        self._keys, self._batches = {}, {}
 
     def _write_records(self, records: Sequence[AnyRecord]) -> float:
         """Insert the records of one run; returns the seconds spent on encoding them."""
@@ -178,7 +180,7 @@ class Writer:
     def _columns(self, kind: type, group: list[Any], context: RunContext) -> list[tuple[str, pa.Table]]:
         run, offset = context.run, context.offset_us
         if kind is StepRecord:
-            batch = rows.StepColumns(run, group, offset, self._number)
+            batch = rows.StepColumns(run, group, offset, self._batch)
             return [
                 ("lane_steps", batch.table),
                 ("step_rollup", rollup.steps(run, batch)),
@@ -207,16 +209,40 @@ class Writer:
         self._added_keys.append(request_id)
         return number
 
-    def _insert_keys(self, ids: list[str]) -> None:
-        if ids and self.context is not None:
-            numbers = pa.array([self._keys[request_id] for request_id in ids], pa.uint32())
-            run = rows.constant(self.context.run, len(ids))
-            self._insert("request_keys", pa.table({"request_no": numbers, "run": run, "request_id": pa.array(ids)}))
+    def _batch(self, ids: tuple[str, ...]) -> int:
+        known = self._batches.get(ids)
+        if known is not None:
+            return known
+        for request_id in ids:
+            self._number(request_id)
+        number = self._batches[ids] = self._next_batch
+        self._next_batch += 1
+        self._added_batches.append(ids)
+        return number
+
+    def _insert_keys(self, ids: list[str], batches: list[tuple[str, ...]]) -> None:
+        """The numbers that were given out while the records of one run were encoded."""
+        if self.context is None:
+            return
+        run, run_id = self.context.run, self.context.record.run_id
+        if ids:
+            self._insert("request_keys", rows.request_keys(run, run_id, [(self._keys[key], key) for key in ids]))
+        if batches:
+            sets = [(self._batches[batch], [self._keys[key] for key in batch]) for batch in batches]
+            self._insert("batches", rows.batches(run, sets))
+
+    def _forget_added(self) -> None:
+        for request_id in self._added_keys:
+            self._keys.pop(request_id, None)
+        for batch in self._added_batches:
+            self._batches.pop(batch, None)
 
     def _forget_keys(self) -> None:
         """Numbers of long ended requests; a dictionary keeps the order in which they came."""
         for request_id in list(self._keys)[: max(0, len(self._keys) - _KEYS_KEPT)]:
             del self._keys[request_id]
+        if len(self._batches) > _KEYS_KEPT:
+            self._batches.clear()
 
     def _insert(self, name: str, table: pa.Table) -> None:
         if table.num_rows:
