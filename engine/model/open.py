@@ -18,7 +18,7 @@ from engine.model.torch_device import TorchDevice
 BLOCK_SIZE = 16
 MAX_ROWS = 4096
 
-_BACKENDS = {"native": "engine.model.native", "reference": "engine.model.reference"}
+_BACKENDS = {"native": "engine.model.native_backend", "reference": "engine.model.reference"}
 """Name and module of each backend, best first; a module exposes `open_backend(request)`."""
 
 
