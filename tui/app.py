@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Input, TextArea
 
 from engine.protocol import wire
 from engine.protocol.commands import Value
-from tui.actions import ACTIONS, BY_NAME, Where, parse_slash
-from tui.bar import key_line, top_line
+from tui.actions import ACTIONS, BY_NAME, Action, Where, parse_slash
+from tui.bar import key_line, tab_line, top_line
 from tui.link import Connection, Link
 from tui.panels import PANES, make_pane
 from tui.panels.chat.panel import ChatPanel
@@ -96,6 +97,7 @@ class MetraleApp(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Cell(id="top")
+        yield Cell(id="tabs")
         first = "chat" if self.mode_name == "chat" else "overview"
         with ContentSwitcher(id="panes", initial=f"pane-{first}"):
             yield make_pane(first)
@@ -114,7 +116,7 @@ class MetraleApp(App[None]):
         self.repaint()
         self._follow_soon()
         if self.connection is not None:
-            self.run_worker(self.connection.run(self.receive), name="link", exit_on_error=True)
+            self.run_worker(self.connection.run(self.receive, self.state_received), name="link", exit_on_error=True)
 
     # ---- data in
 
@@ -130,6 +132,11 @@ class MetraleApp(App[None]):
             self.send(wire.Replay(run=self.replay_run, action="start"))
         if not isinstance(event, wire.Delta | wire.Stats | wire.GateView | wire.Requests | wire.Log):
             self.call_later(self.repaint)
+
+    def state_received(self) -> dict[str, int]:
+        """Tokens that are here already, of the reply that runs."""
+        reply = self.state.reply
+        return {reply.request_id: len(reply.tokens)} if reply is not None and reply.running else {}
 
     def _follow_soon(self) -> None:
         if self._followed and self.is_running:
@@ -168,8 +175,26 @@ class MetraleApp(App[None]):
             self.state, self.clock(), held=held[1] if held else 0.0, pane=PANES[name].label, width=self.size.width
         )
         self.query_one("#top", Cell).put(line)
-        offered = [action for action in ACTIONS if action.footer and self.check_action("act", (action.name,))]
+        tabs = self.query_one("#tabs", Cell)
+        tabs.display = name not in ("chat", "provenance")
+        tabs.put(tab_line(name, digits=self.mode_name != "chat" or not self._typing))
+        offered = [self._labelled(action) for action in ACTIONS if action.footer and self._offers(action)]
         self.query_one("#keys", Cell).put(key_line(offered, self.size.width))
+
+    @property
+    def _typing(self) -> bool:
+        return isinstance(self.focused, Input | TextArea)
+
+    def _offers(self, action: Action) -> bool:
+        if action.name == "stop" and self.pane == "chat":
+            return self.state.reply is not None and self.state.reply.running
+        if action.name == "stop" or action.name == "go_provenance":
+            return self.mode_name == "chat"
+        return self.check_action("act", (action.name,)) is True
+
+    def _labelled(self, action: Action) -> Action:
+        back = action.name == "stop" and self.pane != "chat"
+        return replace(action, label="Back") if back else action
 
     async def go(self, name: str) -> None:
         """Brings a pane to the front; it is built when it is first wanted."""
@@ -222,6 +247,8 @@ class MetraleApp(App[None]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action != "act" or not self.is_running or not self.query("#panes"):
             return True
+        if len(self.screen_stack) > 1:
+            return False  # a small window is in front and has its own keys
         where = BY_NAME[str(parameters[0])].where
         if parameters[0] == "go_chat" and self.mode_name != "chat":
             return False
@@ -305,7 +332,7 @@ def run(
 
     `mode` is chat, top or replay. `alive` returns a sentence once the server's process has ended (and "" before),
     so that the screen stops trying. `conversation` names a saved conversation to resume.
-    Raises `AddressError`, `SessionError`.
+    Raises `SessionError`.
     """
     app = MetraleApp(Link(url, alive=alive), mode=mode, replay_run=replay_run, on_quit=on_quit)
     if conversation:

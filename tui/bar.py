@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from textual.content import Content
 
 from tui import words
-from tui.actions import Action
+from tui.actions import ACTIONS, Action
 from tui.charts import Part
 from tui.state import Phase, State
 from tui.widgets import muted
@@ -39,9 +39,23 @@ def key_line(offered: Iterable[Action], width: int) -> Content:
         used += len(key) + len(action.label) + 3
         if used > width:
             break
-        style = f"@click=app.act('{action.name}')"
-        parts.append(Content.from_markup(f" [bold $accent {style}]{key}[/] [{style}]{action.label}[/] "))
+        link = f"[@click=app.act('{action.name}')]{action.label}[/]"
+        parts.append(Content.from_markup(f" [bold $accent]{key}[/] {link} "))
     return Content("").join(parts)
+
+
+def tab_line(pane: str, digits: bool) -> Content:
+    """The operator screens with their keys, the present one marked."""
+    parts: list[Content] = []
+    for action in ACTIONS:
+        name = action.name.removeprefix("go_")
+        if action.name == name or name in ("chat", "provenance"):
+            continue
+        key = action.key.split(",")[-1 if digits else 0].upper()
+        style = "bold reverse" if name == pane else "not bold"
+        label = f"[@click=app.act('{action.name}')]{action.label.lower()}[/]"
+        parts.append(Content.from_markup(f"[bold $accent]{key}[/] [{style}]{label}[/]"))
+    return Content("  ").join(parts)
 
 
 def _condition(state: State, now: float) -> list[Part]:

@@ -55,10 +55,16 @@ def bucket(stats: Sequence[wire.Stats], reading: Reading, columns: int, span_s: 
 
 
 def chart(
-    frame: Frame, height: int, *, marks: Iterable[Mark] = (), base: float | None = None, color: str = "$primary"
+    frame: Frame,
+    height: int,
+    *,
+    marks: Iterable[Mark] = (),
+    base: float | None = None,
+    top: float = 0.0,
+    color: str = "$primary",
 ) -> Content:
-    """A chart of `height` rows: bars, an axis with the greatest value, `base` as a dashed line, marks on top."""
-    top = nice_ceiling(max([v for v in frame.values if v is not None] + [base or 0.0], default=0.0))
+    """A chart of `height` rows: bars, an axis up to the greatest value, `base` as a dashed line, marks on top."""
+    top = nice_ceiling(max([v for v in frame.values if v is not None] + [base or 0.0, top]))
     marked = {column: mark.label for mark in marks if (column := frame.column(mark.time)) is not None}
     lines: list[list[Part]] = []
     for row in range(height - 1, -1, -1):
@@ -79,7 +85,7 @@ def _row(
         if value and row == 0:
             eighths = max(eighths, 1)
         if eighths > 0:
-            cells.append((BLOCKS[min(eighths, 8)], color))
+            cells.append((BLOCKS[min(eighths, 8)], color if eighths <= 8 else f"{color} 55%"))
         elif column in marked:
             cells.append(("┊", "$text-accent"))
         elif row == base_row:
@@ -99,6 +105,14 @@ def _flags(marked: dict[int, str], width: int) -> str:
         text = label if len(label) <= room else ""
         line[column + 1 : column + 1 + len(text)] = text
     return "".join(line)
+
+
+def beside(label: str, style: str, picture: Content) -> Content:
+    """`picture` with `label` at the left of its last line."""
+    lines = picture.split("\n")
+    blank = " " * len(label)
+    named = [Content.assemble((label if line is lines[-1] else blank, style), line) for line in lines]
+    return Content("\n").join(named)
 
 
 def time_axis(width: int, span_s: float) -> Content:

@@ -118,6 +118,17 @@ def fold(
     return conversation
 
 
+def abandon(conversation: Conversation, why: str) -> Conversation:
+    """The conversation with every reply that still ran ended for the reason `why`."""
+
+    def ended(turn: Turn) -> Turn:
+        if turn.reply is None or turn.reply.status == "done":
+            return turn
+        return replace(turn, reply=replace(turn.reply, status="done", reason="error", error=why))
+
+    return replace(conversation, turns=tuple(ended(turn) for turn in conversation.turns))
+
+
 def _move(
     turn: Turn, reply: Reply, event: wire.ClientMessage | wire.ServerMessage, now: float, gate: wire.GateView | None
 ) -> Turn:

@@ -14,7 +14,7 @@ from typing import Any
 from engine.protocol import wire
 from engine.protocol.commands import Value
 from engine.protocol.events import Facts
-from tui.conversation import Conversation, Reply, Turn
+from tui.conversation import Conversation, Reply, Turn, abandon
 from tui.conversation import fold as fold_reply
 
 HISTORY_FRAMES = 2400
@@ -194,6 +194,8 @@ def reduce(state: State, event: Event, now: float) -> State:
 
 def _welcome(state: State, event: wire.Welcome, now: float) -> State:
     again = bool(state.session)
+    if again and event.session != state.session:
+        state = _lost(state)
     state = replace(
         state,
         link=replace(state.link, phase=Phase.OPEN, since=now, reason=""),
@@ -206,6 +208,12 @@ def _welcome(state: State, event: wire.Welcome, now: float) -> State:
         refusals={},
     )
     return _logged(state, now, "info", "Connected again." if again else f"Connected as {event.role}.")
+
+
+def _lost(state: State) -> State:
+    """The server does not know this session any more, nor the reply that ran in it."""
+    conversation = abandon(state.conversation, "The reply was lost with its connection; ask again.")
+    return replace(state, conversation=conversation)
 
 
 def _refused(state: State, event: wire.Refused, now: float) -> State:

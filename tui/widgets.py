@@ -63,8 +63,8 @@ class Panel(Vertical):
 
 def name_part(widget: Widget, title: str, note: str = "") -> None:
     """Puts a title and a quiet note on the upper edge of a part of a pane."""
-    text = f"[b]{title}[/b] [not bold $quiet]{note}[/]" if note else f"[b]{title}[/b]"
-    if widget.border_title != text:
+    text = Content.assemble((title, "bold"), (f" {note}" if note else "", "not bold $quiet"))
+    if widget.border_title != text.markup:
         widget.border_title = text
 
 
@@ -75,6 +75,8 @@ def age(state: State, since: float, now: float) -> str:
     if not since:
         return "waiting for numbers"
     old = now - since
+    if old <= 1:
+        return "under 1 s ago"
     return f"stale, {words.seconds(old)} old" if old > 3 else f"{words.seconds(old)} ago"
 
 
@@ -87,12 +89,12 @@ def muted(text: str) -> Part:
 
 
 def table(rows: list[list[Part]], gaps: int = 2) -> list[list[Part]]:
-    """Rows of cells, padded so that the columns stand under each other (a number is right-aligned)."""
-    widths = [
-        max((len(row[i][0]) for row in rows if i < len(row)), default=0) for i in range(max(map(len, rows), default=0))
+    """Rows of cells, padded so that the columns stand under each other; columns with numbers are right-aligned."""
+    columns = max((len(row) for row in rows), default=0)
+    texts = [[row[i][0] for row in rows if i < len(row)] for i in range(columns)]
+    widths = [max(map(len, column)) for column in texts]
+    right = [any(text[:1].isdigit() for text in column) for column in texts]
+    return [
+        [((t.rjust if right[i] else t.ljust)(widths[i]) + " " * gaps, style) for i, (t, style) in enumerate(row)]
+        for row in rows
     ]
-    return [[(_pad(text, widths[i], i) + " " * gaps, style) for i, (text, style) in enumerate(row)] for row in rows]
-
-
-def _pad(text: str, width: int, column: int) -> str:
-    return text.ljust(width) if column == 0 or not text[:1].isdigit() else text.rjust(width)

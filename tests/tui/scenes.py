@@ -204,5 +204,12 @@ def requests(frame: int = 0) -> wire.Requests:
 
 def lever_event(name: str, old: object, new: object, time: float, change_id: str = "c1") -> wire.LeverEvent:
     return wire.LeverEvent(
-        change_id=change_id, name=name, old=old, new=new, tick=4711, time=time, origin="tui", actor="s1"  # type: ignore[arg-type]
-    )  # fmt: skip
+        change_id=change_id,
+        name=name,
+        old=old,  # type: ignore[arg-type]
+        new=new,  # type: ignore[arg-type]
+        tick=4711,
+        time=time,
+        origin="tui",
+        actor="s1",
+    )

@@ -22,7 +22,7 @@ class Deaf:
         self.sent: list[wire.ClientMessage] = []
         self.app: MetraleApp | None = None
 
-    async def run(self, receive: object) -> None:
+    async def run(self, receive: object, received: object) -> None:
         return
 
     def send(self, message: wire.ClientMessage) -> bool:
@@ -65,7 +65,8 @@ def script(scene: str) -> list[tuple[float, Event]]:
         return [(NOW - 9, scenes.welcome()), *idle]
     past: list[tuple[float, Event]] = [(scenes.START, scenes.welcome())]
     past += [(scenes.START + i / 4, scenes.stats(i)) for i in range(240)]
-    past += [(NOW - 31, scenes.lever_event("num_drafts", 3, 5, NOW - 31)), (NOW - 0.4, scenes.gate(238))]
+    past += [(NOW - 31, scenes.lever_event("num_drafts", 3, 5, NOW - 31))]
+    past += [(NOW - 42, scenes.gate(72, "probe")), (NOW - 40, scenes.gate(80, "switch")), (NOW - 7, scenes.gate(212))]
     past += [(NOW - 0.3, scenes.requests(239)), *_talk(scene)]
     past.append((NOW - 8, wire.Log(time=NOW - 8, level="warning", message="The exporter was slow for 1.2 s.")))
     past.sort(key=lambda item: item[0])

@@ -33,7 +33,8 @@ class GatePanel(Panel):
         self.title("#gate-arms", "Arms", "measured tokens per second, with one standard deviation")
         self.query_one("#gate-arms", Cell).put(arms(gate, self.size.width))
         self.title("#gate-speed", f"Delivered tok/s, {words.seconds(span)}", "dashed: plain")
-        self.query_one("#gate-speed", Cell).put(delivered(state, self.size.width, span))
+        rows = 5 if self.size.height < 30 else 9
+        self.query_one("#gate-speed", Cell).put(delivered(state, self.size.width, span, rows))
         self.title("#gate-past", "Decisions since this screen opened", "latest first")
         self.query_one("#gate-past", Cell).put(past(state))
 
@@ -87,20 +88,16 @@ def _arm(arm: wire.ArmView, chosen: str, top: float, room: int) -> list[Part]:
 def _whisker(arm: wire.ArmView, top: float, room: int, color: str) -> list[Part]:
     """A bar up to the mean, with the spread marked on it."""
     mean, deviation = arm.tokens_per_s or 0.0, arm.deviation or 0.0
-    low, middle, high = (max(0, min(room, round(v / top * room))) for v in (mean - deviation, mean, mean + deviation))
-    return [
-        ("█" * low, color),
-        ("▒" * (middle - low), color),
-        ("░" * (high - middle), color),
-        (" " * (room - high), ""),
-    ]
+    ends = (mean - deviation, mean, mean + deviation)
+    low, middle, high = (max(0, min(room, round(end / top * room))) for end in ends)
+    return [("█" * low + "▒" * (middle - low) + "░" * (high - middle), color), (" " * (room - high), "")]
 
 
-def delivered(state: State, width: int, span: float) -> Content:
+def delivered(state: State, width: int, span: float, height: int) -> Content:
     columns = max(10, width - charts.AXIS - 4)
     frame = charts.bucket(state.stats, lambda s: s.tokens_per_s, columns, span)
     base = state.latest.plain_tokens_per_s if state.latest else None
-    picture = charts.chart(frame, 5, marks=marks(state), base=base)
+    picture = charts.chart(frame, height, marks=marks(state), base=base)
     return Content("\n").join([picture, charts.time_axis(columns, span)])
 
 

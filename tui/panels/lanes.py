@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -9,18 +11,21 @@ from textual.content import Content
 from engine.protocol import wire
 from tui import charts, words
 from tui.charts import Part
+from tui.panels.chat.side import marks
 from tui.state import State
 from tui.themes import lane_style
 from tui.widgets import Cell, Panel, age, muted, table
 from tui.windows import Window, window
 
 POSITIONS = 8
+SHOWN_LANES, LABEL = 5, 10
 
 
 class LanesPanel(Panel):
     def compose(self) -> ComposeResult:
         with VerticalScroll():
             yield Cell(id="lanes-work", classes="box")
+            yield Cell(id="lanes-time", classes="box")
             yield Cell(id="lanes-accept", classes="box")
             yield Cell(id="lanes-refused", classes="box")
 
@@ -29,6 +34,8 @@ class LanesPanel(Panel):
         seen, old = window(state.stats, span), age(state, state.stats_at, now)
         self.title("#lanes-work", f"Work by lane, last {words.seconds(span)}", old)
         self.query_one("#lanes-work", Cell).put(work(seen))
+        self.title("#lanes-time", f"Delivered tok/s by lane, {words.seconds(span)}", "one scale for all")
+        self.query_one("#lanes-time", Cell).put(over_time(state, seen, self.size.width, span))
         self.title("#lanes-accept", f"Accepted drafts by position, last {words.seconds(span)}", "accepted/drafted")
         self.query_one("#lanes-accept", Cell).put(acceptance(seen))
         lane = words.lane(state.latest.lane) if state.latest and state.latest.lane else words.DASH
@@ -47,6 +54,26 @@ def work(seen: Window) -> Content:
         share = lane.tokens / seen.tokens if seen.tokens else 0.0
         row += charts.bar(share, 16, lane_style(name))
     return charts.join(padded)
+
+
+def over_time(state: State, seen: Window, width: int, span: float) -> Content:
+    """One chart for each lane that delivered, all to the same scale."""
+    busy = [name for name, lane in seen.ranked() if lane.tokens][:SHOWN_LANES]
+    columns = max(10, width - charts.AXIS - LABEL - 4)
+    frames = [charts.bucket(state.stats, partial(_rate, name), columns, span) for name in busy]
+    if not frames:
+        return Content.styled("No tokens in this window.", "$quiet")
+    top = max((value for frame in frames for value in frame.values if value), default=0.0)
+    blocks: list[Content] = []
+    for row, (name, frame) in enumerate(zip(busy, frames, strict=True)):
+        picture = charts.chart(frame, 2, marks=marks(state) if row == 0 else (), top=top, color=lane_style(name))
+        blocks.append(charts.beside(f"{words.lane(name):<{LABEL}}", lane_style(name), picture))
+    return Content("\n").join([*blocks, charts.beside(" " * LABEL, "", charts.time_axis(columns, span))])
+
+
+def _rate(name: str, stats: wire.Stats) -> float | None:
+    lane = stats.lanes.get(name)
+    return (lane.tokens if lane else 0) / stats.window_s if stats.window_s else None
 
 
 def _work_row(name: str, lane: wire.LaneStats, seen: Window) -> list[Part]:

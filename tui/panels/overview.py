@@ -1,4 +1,4 @@
-"""Overview: throughput, time per token, batch and KV memory over time, and the numbers of now, the window and the run."""
+"""Overview: throughput, time per token, batch and KV memory over time, with the numbers of now, window and run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,8 @@ def numbers(state: State) -> Content:
          *_pair("cached", words.count(latest.cached_tokens))],
         [muted("whole run"), *_pair("tokens", words.count(latest.total_tokens)),
          *_pair("requests", words.count(latest.total_requests)),
-         *_pair("accepted*", words.percent(seen.acceptance)), *_pair("gate", state.gate.arm if state.gate else words.DASH)],
+         *_pair("accepted*", words.percent(seen.acceptance)),
+         *_pair("gate", state.gate.arm if state.gate else words.DASH)],
     ]  # fmt: skip
     footnote: list[Part] = [muted(f"* of drafts in the last {words.seconds(WINDOW_S)}; TTFT and TPOT: last 60 s")]
     return charts.join([*table(rows), footnote])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input
@@ -22,11 +23,12 @@ class Column:
     show: Callable[[wire.RequestView], str]
     order: Callable[[wire.RequestView], Any]
     width: int
+    number: bool = True
 
 
 COLUMNS = (
-    Column("request", lambda r: r.request_id, lambda r: r.request_id, 18),
-    Column("state", lambda r: words.finish(r.reason) if r.reason else r.state, lambda r: r.state, 12),
+    Column("request", lambda r: r.request_id, lambda r: r.request_id, 18, False),
+    Column("state", lambda r: words.finish(r.reason) if r.reason else r.state, lambda r: r.state, 12, False),
     Column("age", lambda r: words.seconds(r.age_s), lambda r: r.age_s, 7),
     Column("prompt", lambda r: words.count(r.prompt_tokens), lambda r: r.prompt_tokens, 7),
     Column("output", lambda r: words.count(r.output_tokens), lambda r: r.output_tokens, 7),
@@ -34,7 +36,7 @@ COLUMNS = (
     Column("TTFT", lambda r: words.milliseconds(r.ttft_ms), lambda r: r.ttft_ms or 0.0, 9),
     Column("accepted", lambda r: f"{r.accepted}/{r.drafted}" if r.drafted else words.DASH,
            lambda r: r.accepted / r.drafted if r.drafted else -1.0, 9),
-    Column("lane", lambda r: words.lane(r.lane) if r.lane else words.DASH, lambda r: r.lane, 10),
+    Column("lane", lambda r: words.lane(r.lane) if r.lane else words.DASH, lambda r: r.lane, 10, False),
 )  # fmt: skip
 
 
@@ -62,14 +64,14 @@ class RequestsPanel(Panel):
     def on_mount(self) -> None:
         table = self._table
         for column in COLUMNS:
-            table.add_column(column.title, key=column.title, width=column.width)
+            table.add_column(_cell(column, column.title), key=column.title, width=column.width)
         self.query_one(Input).display = False
 
     def landed(self) -> None:
         self._table.focus()
 
     @property
-    def _table(self) -> DataTable[str]:
+    def _table(self) -> DataTable[Text]:
         return self.query_one("#req-table", DataTable)
 
     def show(self, state: State, now: float) -> None:
@@ -98,14 +100,14 @@ class RequestsPanel(Panel):
             chosen = self._chosen()
             table.clear()
             for name in order:
-                table.add_row(*cells[name], key=name)
+                table.add_row(*map(_cell, COLUMNS, cells[name]), key=name)
             if chosen in order:
                 table.move_cursor(row=order.index(chosen), animate=False)
         else:
             for name, new in cells.items():
                 for column, before, after in zip(COLUMNS, self._cells[name], new, strict=True):
                     if before != after:
-                        table.update_cell(name, column.title, after)
+                        table.update_cell(name, column.title, _cell(column, after))
         self._order, self._cells = order, cells
 
     def _chosen(self) -> str:
@@ -135,9 +137,8 @@ class RequestsPanel(Panel):
 
     def action_cancel(self) -> None:
         chosen = self._chosen()
-        row = next(
-            (r for r in (self._state.requests.rows if self._state.requests else ()) if r.request_id == chosen), None
-        )
+        rows = self._state.requests.rows if self._state.requests else ()
+        row = next((row for row in rows if row.request_id == chosen), None)
         if row is None or row.state == "finished":
             self.app.notify("Only a request that has not ended can be cancelled.")
         else:
@@ -148,3 +149,7 @@ class RequestsPanel(Panel):
         self._down = not self._down if self._sort == event.column_index else self._down
         self._sort = event.column_index
         self.metrale.repaint()
+
+
+def _cell(column: Column, text: str) -> Text:
+    return Text(text, justify="right" if column.number else "left")

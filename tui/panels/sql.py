@@ -50,12 +50,7 @@ class SqlPanel(Panel):
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="sql-top"):
-            yield SqlEditor.code_editor(
-                "SELECT * FROM duckdb_views() WHERE NOT internal;",
-                show_line_numbers=False,
-                id="sql-editor",
-                classes="box",
-            )
+            yield SqlEditor("SHOW TABLES;", highlight_cursor_line=False, id="sql-editor", classes="box")
             yield OptionList(id="sql-views", classes="box", compact=True)
         with Vertical():
             yield Cell(id="sql-note", classes="box")

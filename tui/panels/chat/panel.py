@@ -47,11 +47,10 @@ class ChatPanel(Panel):
 
     def _status(self, state: State) -> Content:
         parts: list[Part] = gauge(state)
-        parts += [muted(f"  {state.conversation.name[:40]}")]
-        settings = self.metrale.settings.summary()
-        parts.append(muted(f"  {settings}"))
+        parts.append(muted(f"  {self.metrale.settings.summary()}  "))
         if not self.query_one(Side).display and state.latest is not None:
-            parts.append(muted(f"  {words.number(state.latest.tokens_per_s)} tok/s"))
+            parts += [(f"{words.number(state.latest.tokens_per_s)} tok/s", "$text-primary"), muted(" engine  ")]
+        parts.append(muted(state.conversation.name))
         return Content.assemble(*parts)
 
 

@@ -99,6 +99,7 @@ class Prompt(Vertical):
         self.choices.can_focus = False
         self.lever_names: list[str] = []
         self._inserts: list[str] = []
+        self._completed = ""
 
     def compose(self) -> ComposeResult:
         yield self.choices
@@ -108,8 +109,15 @@ class Prompt(Vertical):
         self.choices.display = False
 
     def on_text_area_changed(self, event: TextArea.Changed) -> None:
-        found = complete(self.editor.text, self.lever_names)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Offers what fits the text as it is now; called again by fast typists' Tab before the change is announced."""
         typed = self.editor.text
+        if typed == self._completed:
+            return
+        self._completed = typed
+        found = complete(typed, self.lever_names)
         if len(found) == 1 and found[0][0].strip() == typed.strip():
             found = []
         self._inserts = [insert for insert, _ in found]
@@ -124,6 +132,7 @@ class Prompt(Vertical):
 
     def take_key(self, key: str) -> bool:
         """Keys that belong to the completion list while it is open."""
+        self._complete()
         if not self.choices.display:
             return False
         match key:

@@ -33,7 +33,7 @@ class Side(Panel):
         self.title("#side-speed", "Throughput")
         self.title("#side-latency", "Latency and memory")
         self.title("#side-lanes", "Lanes")
-        self.title("#side-levers", "Levers", "^l edits, ≠ may change the answer")
+        self.title("#side-levers", "Levers", "^l edits, ≠ is lossy")
 
     def show(self, state: State, now: float) -> None:
         old = age(state, state.stats_at, now)

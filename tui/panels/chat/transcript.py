@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widget import Widget
-from textual.widgets import Markdown
-from textual.widgets.markdown import MarkdownStream
+
+if TYPE_CHECKING:
+    from textual.widgets.markdown import MarkdownStream
 
 from tui.conversation import Conversation, Turn
 from tui.panels.chat.reply_line import reply_line
@@ -36,6 +38,8 @@ class Answer(Vertical):
         self.turn = turn
         self._written = 0
         self._stream: MarkdownStream | None = None
+        from textual.widgets import Markdown
+
         self.text = Markdown(open_links=False)
         self.numbers = Cell(classes="reply-line")
 
@@ -50,7 +54,7 @@ class Answer(Vertical):
         if new:
             self._written = len(turn.content)
             if self._stream is None:
-                self._stream = Markdown.get_stream(self.text)
+                self._stream = self.text.get_stream(self.text)
             await self._stream.write(new)
         if turn.reply is not None and turn.reply.status == "done":
             await self.settle()

@@ -94,9 +94,9 @@ class LeverList(ScrollView, can_focus=True):
     def _lines(self, state: State) -> Sequence[Row]:
         rows: list[Row] = []
         group = ""
-        for lever in state.levers.values():
-            if self._names and lever.name not in self._names:
-                continue
+        shown = [lever for lever in state.levers.values() if not self._names or lever.name in self._names]
+        groups = list(dict.fromkeys(lever.group for lever in shown))
+        for lever in sorted(shown, key=lambda lever: groups.index(lever.group)):
             if lever.group != group and not self._compact:
                 rows.append(Row(lever.group))
             group = lever.group

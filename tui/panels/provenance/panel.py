@@ -1,4 +1,4 @@
-"""Origins: each token of a reply with its lane, step, draft position, probability, refused drafts and the gate's reason."""
+"""Origins: each token of a reply with its lane, step, draft position, likelihood, refused drafts, gate's reason."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ProvenancePanel(Panel):
         tokens_map = self.query_one(TokenMap)
         tokens_map.show(tokens)
         self.title(
-            "#origin-tokens", "Reply", "arrows move, n next refused draft; letters at the left: lanes of the line"
+            "#origin-tokens", "Reply", "arrows move, n finds refused drafts; letters at the left: lanes of the line"
         )
         index = tokens_map.cursor
         token = tokens[index] if index < len(tokens) else None
