@@ -206,7 +206,9 @@ class Arbiter:
         elif self._probe:
             self._reason = GateReason.PROBE if self.base is None else GateReason.REFRESH
             return self._promises.best(self._probe.base, self._offer[self._probe.base], price)
-        elif self._reason is not GateReason.SWITCH:
+        elif self._reason is GateReason.SWITCH and not self._delivered.steps:
+            pass
+        else:
             self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
         base = self.base if self.base in self._offer else next(iter(self._offer))
         return self._promises.best(base, self._offer[base], price)

@@ -13,6 +13,7 @@ from engine.drafters.costs import CostTable
 
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
+CURIOSITY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +77,18 @@ class Promises:
         walls, accepted, width = self.costs.steps_ns(drafter, most), self.accepted(drafter, most), self.width
         if not walls:
             return ArmKey(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
-        worths = [(width * (1 + accepted[drafts]) - price * walls[drafts], drafts) for drafts in counts]
+        # What is known poorly gets the benefit of the doubt: to try it is to know it.
+        doubt = [1 - CURIOSITY * self.costs.error(drafts) for drafts in counts]
+        worths = [
+            (width * (1 + accepted[drafts]) - price * walls[drafts] * share, drafts)
+            for drafts, share in zip(counts, doubt, strict=True)
+        ]
         worth, drafts = max(worths)
         return ArmKey(drafter, drafts), worth
 
     def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
         """Relative standard error of the rate."""
-        cost = self.costs.verify.get(drafts)
-        of_cost = cost.uncertainty if cost else 0.1
+        of_cost = self.costs.error(drafts)
         if drafter is None or drafter is DrafterName.NGRAM:
             return of_cost
         accepts = self.accepts(drafter)

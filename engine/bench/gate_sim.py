@@ -1,0 +1,295 @@
+"""What the gate and the arbiter lose against the best fixed choice, over random traces of cost and acceptance.
+
+A trace is a text of at least 2,000 tokens per sequence with, at every position, the wall time of a plain step and of
+a verify step, and how many drafts would be accepted there. Conditions belong to the position in the text, so every
+policy walks through the same text under the same conditions and only spends different time on it. They change from
+segment to segment: the machine's speed, the price of rows and drafts, acceptance, batch width, context depth.
+
+    regret of a trace = time of the policy / time of the best fixed choice for that whole trace - 1
+
+Everything is paid for: cold start, probes, bootstraps, steps of the losing arm. The choice that is best in hindsight
+is allowed to be another one in every trace, but not to change within one.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.device import DrafterName
+from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.gate import Arm, Gate, GateSettings
+from engine.drafters.promise import PLAIN, ArmKey
+
+PLAIN_STEP_NS: Final = 10_000_000
+MOST_DRAFTS: Final = 5
+MOST_COPIED: Final = 16
+WIDEST: Final = 32
+ROW_PROFILES: Final = {
+    "int4 on a CPU": (1.0, 1.17, 1.13, 1.09, 1.5, 1.55, 1.6, 1.65, 2.8),
+    "bf16 on a CPU": (1.0, 1.0, 1.08, 1.16, 1.1, 1.15, 1.2, 1.26, 1.2),
+    "compiled int4 on a CPU": (1.0, 1.2, 1.4, 1.6, 2.0, 2.2, 2.3, 2.4, 4.0),
+    "few-row kernels on a GPU": (1.0, 1.1, 1.34, 1.62, 2.2, 2.4, 2.6, 2.68, 4.0),
+    "tensor-core tiles on a GPU": (1.0, 4.8, 4.8, 4.8, 4.8, 4.8, 4.8, 4.8, 4.9),
+    "rows for free": (1.0, 1.02, 1.03, 1.05, 1.06, 1.08, 1.1, 1.12, 1.2),
+}
+"""Time of a verify of 1..8 and of 16 rows over a plain step, after measurements of the default model."""
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One text and its conditions; arrays are by position, `verify` also by draft count."""
+
+    profile: str
+    plain_ns: Floats  # [length]
+    verify: Floats  # [length, 1 + MOST_COPIED] times of a plain step, by drafts
+    draft: Floats  # [length] plain steps per draft
+    accepted: Floats  # [length, 1 + MOST_DRAFTS] mean accepted of so many drafts
+    runs: NDArray[np.int8]  # [length, 32] right drafts in a row of each sequence
+    copied: Ints  # [length] right tokens of a copy from here
+    match_len: Ints  # [length] before the token at this position
+    width: Ints  # [length]
+    depth: Ints  # [length]
+
+    @property
+    def length(self) -> int:
+        return len(self.plain_ns)
+
+    def step_ns(self, at: int, arm: ArmKey, *, bootstrap: bool = False) -> tuple[float, float]:
+        """(wall, drafting) of a step at a position."""
+        plain = self.plain_ns[at]
+        drafting = 0.0
+        if arm.drafter not in (None, DrafterName.NGRAM):
+            drafting = float(self.draft[at] * arm.drafts * plain)
+        rows = 0 if bootstrap else arm.drafts
+        return float(plain * self.verify[at, rows]) + drafting, drafting
+
+    def emitted(self, at: int, arm: ArmKey) -> float:
+        """Tokens per sequence."""
+        if arm.drafter is None:
+            return 1.0
+        if arm.drafter is DrafterName.NGRAM:
+            return 1.0 + min(arm.drafts, int(self.copied[at]))
+        return 1.0 + float(self.accepted[at, arm.drafts])
+
+    def outcomes(self, at: int, arm: ArmKey) -> list[tuple[int, int]]:
+        """(drafted, accepted) of every sequence."""
+        if arm.drafter is None:
+            return []
+        if arm.drafter is DrafterName.NGRAM:
+            return [(arm.drafts, min(arm.drafts, int(self.copied[at])))]
+        return [(arm.drafts, min(arm.drafts, int(run))) for run in self.runs[at, : self.width[at]]]
+
+
+def random_trace(rng: np.random.Generator, *, least: int = 2000, most: int = 6000) -> Trace:
+    """A text of segments that each have their own speed, prices, acceptance and width."""
+    length = int(rng.integers(least, most + 1))
+    profile = str(rng.choice(list(ROW_PROFILES)))
+    edges = _edges(rng, length)
+    rows = _rows(profile)
+    draft_price = rng.uniform(0.02, 0.2)
+    widths = rng.choice([1, 2, 4, 8, 16, 32], size=len(edges), p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+    if rng.random() < 0.6:
+        widths[:] = widths[0]
+    plain, verify, draft = np.empty(length), np.empty((length, 1 + MOST_COPIED)), np.empty(length)
+    accepted, width = np.zeros((length, 1 + MOST_DRAFTS)), np.empty(length, np.int64)
+    runs = np.zeros((length, WIDEST), np.int8)
+    copying = np.empty(length)
+    first = rng.uniform(0.2, 0.9)
+    speed, slope, copy_share = 1.0, 1.0, rng.uniform(0.3, 1.0)
+    for (start, end), batch in zip(edges, widths, strict=True):
+        speed *= float(np.exp(rng.normal(0, 0.2)))
+        slope = float(np.clip(slope * np.exp(rng.normal(0, 0.15)), 0.4, 2.5))
+        first = float(np.clip(first + rng.normal(0, 0.12), 0.05, 0.95))
+        copy_share = float(np.clip(copy_share + rng.normal(0, 0.2), 0.1, 1.0))
+        part = slice(start, end)
+        plain[part] = PLAIN_STEP_NS * speed * (1 + 0.03 * (batch - 1))
+        verify[part] = 1 + (rows - 1) * slope
+        draft[part] = draft_price
+        width[part] = batch
+        copying[part] = copy_share
+        runs[part, :batch] = _runs(rng, first, end - start, int(batch))
+        for drafts in range(1 + MOST_DRAFTS):
+            accepted[part, drafts] = np.minimum(runs[part, :batch], drafts).mean(axis=1)
+    plain *= _noise(rng, length)
+    match_len, copied = _copies(rng, copying)
+    copied[width > 1] = 0
+    return Trace(profile, plain, verify, draft, accepted, runs, copied, match_len, width, _depths(rng, length))
+
+
+def _edges(rng: np.random.Generator, length: int) -> list[tuple[int, int]]:
+    ends, at = [], 0
+    mean = rng.choice([400, 1000, 4000])
+    while at < length:
+        step = max(100, int(rng.exponential(mean)))
+        ends.append((at, min(length, at + step)))
+        at += step
+    return ends
+
+
+def _rows(profile: str) -> Floats:
+    known = ROW_PROFILES[profile]
+    return np.interp(np.arange(1, 2 + MOST_COPIED), [*range(1, 9), 16], known)
+
+
+def _runs(rng: np.random.Generator, first: float, length: int, width: int) -> NDArray[np.int8]:
+    """Right drafts in a row; a draft after right ones is right a little more often."""
+    shares = np.minimum(0.97, first + (1 - first) * 0.12 * np.arange(MOST_DRAFTS))
+    right = rng.random((length, width, MOST_DRAFTS)) < shares
+    return np.cumprod(right, axis=2).sum(axis=2).astype(np.int8)
+
+
+def _noise(rng: np.random.Generator, length: int) -> Floats:
+    spread = rng.choice([0.01, 0.04, 0.1, 0.2])
+    noise = np.exp(rng.normal(0, spread, length))
+    hiccups = rng.random(length) < 0.002
+    return np.where(hiccups, noise * rng.uniform(3, 10, length), noise)
+
+
+def _copies(rng: np.random.Generator, copying: Floats) -> tuple[Ints, Ints]:
+    """Match length before each token and the run of right copies from it."""
+    length = len(copying)
+    draws, starts = rng.random(length), rng.random(length)
+    match_len, hit = np.zeros(length, np.int64), np.zeros(length, bool)
+    current = 0
+    for at in range(length):
+        match_len[at] = current
+        if current >= 2:
+            hit[at] = draws[at] < copying[at] * (1 - 0.5 * 0.85 ** (current - 2))
+        current = min(16, current + 1) if hit[at] else (2 if starts[at] < 0.2 * copying[at] else 0)
+    run = np.zeros(length + 1, np.int64)
+    for at in range(length - 1, -1, -1):
+        run[at] = run[at + 1] + 1 if hit[at] else 0
+    return match_len, np.minimum(run[:length], MOST_COPIED)
+
+
+def _depths(rng: np.random.Generator, length: int) -> Ints:
+    start = int(rng.choice([64, 400, 1500]))
+    reply = int(rng.choice([256, 1000, 8000]))
+    return start + np.arange(length) % reply
+
+
+# Walking a trace
+
+
+def time_of(trace: Trace, arm: ArmKey) -> float:
+    """Nanoseconds of a fixed choice; n-gram drafts where there is a match and decodes plainly elsewhere."""
+    at, wall = 0.0, 0.0
+    while at < trace.length:
+        position = int(at)
+        use = arm
+        if arm.drafter is DrafterName.NGRAM and (trace.match_len[position] < 2 or trace.width[position] > 1):
+            use = PLAIN
+        wall += trace.step_ns(position, use)[0]
+        at += trace.emitted(position, use)
+    return wall
+
+
+def gate_time(trace: Trace, gate: Gate, arm: ArmKey) -> float:
+    """Nanoseconds under the gate; the first speculative step after a plain one is a bootstrap: one token."""
+    at, wall, pending = 0.0, 0.0, False
+    while at < trace.length:
+        position = int(at)
+        width = int(trace.width[position])
+        gate.maybe_remeasure(int(trace.depth[position]), width)
+        gate.note_depth(int(trace.depth[position]))
+        if gate.next_step() is Arm.PLAIN:
+            step, tokens, pending = trace.step_ns(position, PLAIN)[0], 1.0, False
+            gate.record_decode(int(step), width)
+        else:
+            step = trace.step_ns(position, arm, bootstrap=not pending)[0]
+            tokens = trace.emitted(position, arm) if pending else 1.0
+            pending = True
+            gate.record_verify_step(int(step), round(tokens * width), width)
+        gate.take_fresh_decision()
+        wall += step
+        at += tokens
+    return wall
+
+
+def arbiter_time(trace: Trace, arbiter: Arbiter) -> float:
+    """Nanoseconds under the arbiter with an MTP head of up to 5 drafts and copies of up to 16."""
+    at, wall, pending = 0.0, 0.0, False
+    guesses = [ArmKey(DrafterName.MTP, k) for k in range(1, MOST_DRAFTS + 1)]
+    copies = [ArmKey(DrafterName.NGRAM, k) for k in range(1, MOST_COPIED + 1)]
+    while at < trace.length:
+        position = int(at)
+        width = int(trace.width[position])
+        match_len = int(trace.match_len[position]) if width == 1 else 0
+        offer = [PLAIN, *guesses, *(copies if match_len >= 2 else ())]
+        arm = arbiter.choose(offer, int(trace.depth[position]), width, match_len)
+        bootstrap = arm.drafter is DrafterName.MTP and not pending
+        step, drafting = trace.step_ns(position, arm, bootstrap=bootstrap)
+        tokens = 1.0 if bootstrap else trace.emitted(position, arm)
+        pending = arm.drafter is not None
+        outcomes = [(0, 0)] * width if bootstrap else trace.outcomes(position, arm)
+        arbiter.record(arm, int(step), round(tokens * width), width, outcomes, int(drafting))
+        for j in range(position, min(trace.length, position + int(tokens))):
+            if width == 1 and trace.match_len[j] >= 2:
+                arbiter.matches.observe_match(int(trace.match_len[j]), hit=bool(trace.copied[j] > 0))
+        wall += step
+        at += tokens
+    return wall
+
+
+# The verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Regrets:
+    """Regret of every trace, as shares: against the better of plain and one drafter, and against every fixed arm."""
+
+    gate: Floats
+    arbiter_of_two: Floats
+    """Against the better of always plain and always three MTP drafts."""
+    arbiter_of_all: Floats
+    """Against the best of plain, 1 to 5 MTP drafts, and 1, 2, 4, 8 or 16 copied tokens."""
+
+
+def regrets_of(seed: int) -> tuple[float, float, float]:
+    rng = np.random.default_rng(seed)
+    trace = random_trace(rng)
+    plain = time_of(trace, PLAIN)
+    by_drafts = {k: time_of(trace, ArmKey(DrafterName.MTP, k)) for k in range(1, MOST_DRAFTS + 1)}
+    copies = [time_of(trace, ArmKey(DrafterName.NGRAM, k)) for k in (1, 2, 4, 8, 16)]
+    drafts = int(rng.integers(1, MOST_DRAFTS + 1))
+    gate = gate_time(trace, Gate(GateSettings()), ArmKey(DrafterName.MTP, drafts))
+    arbiter = arbiter_time(trace, Arbiter(ArbiterSettings()))
+    return (
+        gate / min(plain, by_drafts[drafts]) - 1,
+        arbiter / min(plain, by_drafts[3]) - 1,
+        arbiter / min(plain, *by_drafts.values(), *copies) - 1,
+    )
+
+
+def simulate(traces: int, first_seed: int = 0, workers: int = 1) -> Regrets:
+    seeds = range(first_seed, first_seed + traces)
+    if workers > 1:
+        with ProcessPoolExecutor(workers) as pool:
+            found = list(pool.map(regrets_of, seeds, chunksize=max(1, traces // (8 * workers))))
+    else:
+        found = [regrets_of(seed) for seed in seeds]
+    gate, two, every = np.array(found).T
+    return Regrets(gate, two, every)
+
+
+def report(regrets: Regrets) -> str:
+    """The distribution as a table, percentiles of the loss, worst last."""
+    lines = [f"{len(regrets.gate)} traces of 2,000 to 6,000 tokens a sequence; regret in percent of the best time"]
+    lines.append(f"{'':<44}{'mean':>7}{'p50':>7}{'p90':>7}{'p99':>7}{'worst':>7}{'over 3 %':>10}")
+    for name, values in (
+        ("gate, to the better of plain and MTP:K", regrets.gate),
+        ("auto, to the better of plain and MTP:3", regrets.arbiter_of_two),
+        ("auto, to the best of 11 fixed arms", regrets.arbiter_of_all),
+    ):
+        cells = [values.mean(), *np.percentile(values, (50, 90, 99)), values.max()]
+        over = f"{100 * float(np.mean(values > 0.03)):>9.2f}%"
+        lines.append(f"{name:<44}" + "".join(f"{100 * cell:>7.2f}" for cell in cells) + over)
+    return "\n".join(lines)
