@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.levers.spec import LeverError
+
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
@@ -16,7 +18,8 @@ def sentence_of(error: BaseException) -> str:
     """What to tell a user of an exception: its own sentence if it is one of ours, else what it is."""
     text = " ".join(str(error).split())
     if type(error).__module__.startswith(OURS) and text:
-        return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+        begins = text if "_" in text.split(" ")[0] or isinstance(error, LeverError) else text[:1].upper() + text[1:]
+        return begins + ("" if text.endswith((".", "!", "?")) else ".")
     if isinstance(error, OSError) and error.strerror:
         where = f" {error.filename}" if error.filename else ""
         return f"{error.strerror}{where}."

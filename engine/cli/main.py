@@ -12,6 +12,7 @@ import click
 
 from engine import __version__
 from engine.cli.errors import EXIT_FAILURE, EXIT_USAGE, sentence_of
+from engine.levers.spec import LeverError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "chat": ("engine.cli.chat:chat", "Chat with a model in the terminal; -p or a pipe answers once."),
@@ -101,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return EXIT_FAILURE
     except Exception as error:
+        if type(error) is LeverError:
+            click.echo(f"Error: {error}", err=True)
+            return EXIT_USAGE
         if debug:
             traceback.print_exc()
         click.echo(f"Error: {sentence_of(error)}", err=True)

@@ -370,7 +370,7 @@ def decode_client(text: str | bytes) -> ClientMessage:
     try:
         return _client_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"This is not a message of wire version {WIRE_VERSION}: {error}") from None
+        raise WireError(f"This is not a message of wire version {WIRE_VERSION}: {error}.") from None
 
 
 def decode_server(text: str | bytes) -> ServerMessage:
@@ -378,7 +378,7 @@ def decode_server(text: str | bytes) -> ServerMessage:
     try:
         return _server_decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"The server sent what wire version {WIRE_VERSION} does not know: {error}") from None
+        raise WireError(f"The server sent what wire version {WIRE_VERSION} does not know: {error}.") from None
 
 
 def schema() -> dict[str, Any]:
