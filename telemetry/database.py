@@ -12,7 +12,7 @@ import duckdb
 import platformdirs
 
 from telemetry import beat
-from telemetry.migrations import SchemaTooNewError, migrate, version_of
+from telemetry.migrations import SchemaTooNewError, migrate, scalar, version_of
 from telemetry.schema import SCHEMA_VERSION
 
 Connection = duckdb.DuckDBPyConnection
@@ -138,8 +138,7 @@ def lock_holder(path: Path) -> int | None:
 
 
 def _unsettled(connection: Connection) -> bool:
-    row = connection.execute("SELECT count(*) FROM runs WHERE state = 'running'").fetchone()
-    return bool(row and row[0])
+    return bool(scalar(connection, "SELECT count(*) FROM runs WHERE state = 'running'"))
 
 
 _LAST_RECORD = """
@@ -168,12 +167,12 @@ def settle_interrupted(connection: Connection, path: Path) -> None:
         committed = connection.execute(
             "SELECT coalesce(sum(records), 0), max(time) FROM flushes WHERE session = ? HAVING max(run) = ?",
             [pulse.session, run],
-        ).fetchone()
-        if committed is not None:
+        ).fetchall()
+        if committed:
             connection.execute(
                 "UPDATE runs SET missing = greatest(0, ? - ?), heartbeat = make_timestamp(?),"
                 " gap_ms = greatest(0, ? - epoch_us(?)) / 1000 WHERE run = ?",
-                [pulse.accepted, committed[0], pulse.time_us, pulse.time_us, committed[1], run],
+                [pulse.accepted, committed[0][0], pulse.time_us, pulse.time_us, committed[0][1], run],
             )
     with contextlib.suppress(OSError):
         beat.path_of(path).unlink()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import duckdb
 
@@ -15,15 +16,19 @@ class SchemaTooNewError(RuntimeError):
     """The file was written by a newer version of this program."""
 
 
+def scalar(connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> Any:
+    """The one value of a query; None for no row. The result is read to its end, which frees the connection."""
+    rows = connection.execute(sql, parameters).fetchall()
+    return rows[0][0] if rows else None
+
+
 def version_of(connection: Connection) -> int:
     """The schema version of an open file; 0 for an empty one."""
-    found = connection.execute(
-        "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'main' AND table_name = 'schema_version'"
-    ).fetchone()
-    if not found or not found[0]:
-        return 0
-    row = connection.execute("SELECT max(version) FROM schema_version").fetchone()
-    return int(row[0]) if row and row[0] is not None else 0
+    found = scalar(
+        connection,
+        "SELECT count(*) FROM information_schema.tables WHERE table_schema = 'main' AND table_name = 'schema_version'",
+    )
+    return int(scalar(connection, "SELECT max(version) FROM schema_version") or 0) if found else 0
 
 
 def migrate(connection: Connection, target: int = SCHEMA_VERSION) -> list[int]:

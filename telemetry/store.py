@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import duckdb
 
 from telemetry.beat import Beat
 from telemetry.database import Connection, StoreError, first_line, open_owned
+from telemetry.migrations import scalar
 from telemetry.record import AnyRecord
+from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
 from telemetry.views import create_views
 from telemetry.writer import Flush, RunContext, Writer
 
@@ -26,6 +29,9 @@ _BATCH = 65_536
 _ROWS_CAPACITY = 16_384
 _RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 _ROOM_BYTES = 8 * 1024 * 1024
+
+_MAINTAIN_EVERY_S = 3600.0
+KEEP = Retention()
 
 Clock = Callable[[], int]
 
@@ -38,7 +44,12 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, flush_s: float = FLUSH_S, capacity: int = CAPACITY, clock_ns: Clock = time.time_ns
+        self,
+        path: Path,
+        flush_s: float = FLUSH_S,
+        capacity: int = CAPACITY,
+        clock_ns: Clock = time.time_ns,
+        retention: Retention = KEEP,
     ) -> None:
         """Open or create the file. Raises `StoreError`."""
         self.path = path
@@ -46,6 +57,8 @@ class Store:
         self.losses: Counter[str] = Counter()
         """Dropped since the store was opened, by kind."""
         self._flush_s = flush_s
+        self._retention = retention
+        self._maintain_at = 0.0
         self._capacity = capacity
         self._clock_ns = clock_ns
         self._guard = threading.Lock()
@@ -65,6 +78,7 @@ class Store:
         self._database_guard = threading.Lock()
         self._connection: Connection | None = None
         self._open()
+        self._compact()
         self._thread = threading.Thread(target=self._run, name="telemetry-writer", daemon=True)
         self._thread.start()
 
@@ -171,6 +185,7 @@ class Store:
                 self._write(flush)
                 if self._end is None and len(self._records) < _BATCH:
                     break
+            self._maintain()
         except (duckdb.Error, OSError, StoreError) as error:
             self._fail(error)
         with self._idle:
@@ -203,6 +218,15 @@ class Store:
         self._failures = 0
         self.trouble = ""
 
+    def _maintain(self) -> None:
+        """Once an hour, when nothing waits: let go of what is older or more than is kept."""
+        if time.monotonic() < self._maintain_at or self.queued or self._end is not None or self._connection is None:
+            return
+        self._maintain_at = time.monotonic() + _MAINTAIN_EVERY_S
+        with self._database_guard:
+            now = datetime.fromtimestamp(self._clock_ns() / 1e9, UTC).replace(tzinfo=None)
+            expire(self._connection, self._retention, now)
+
     def _open(self) -> None:
         self._connection = open_owned(self.path)
         try:
@@ -214,6 +238,16 @@ class Store:
         except BaseException:
             self._drop_connection()
             raise
+
+    def _compact(self) -> None:
+        """A file that is mostly free space is rewritten before the run begins."""
+        if self._connection is not None and is_worth_compacting(size_of(self._connection)):
+            self._drop_connection()
+            try:
+                compact(self.path)
+            except (duckdb.Error, OSError):
+                pass  # it stays as large as it was
+            self._open()
 
     def _reopen(self) -> None:
         with self._database_guard:
@@ -238,12 +272,10 @@ class Store:
         if self._connection is None:
             return 0
         try:
-            row = self._connection.execute(
-                "SELECT coalesce(sum(records), 0) FROM flushes WHERE session = ?", [self._writer.session]
-            ).fetchone()
+            sql = "SELECT coalesce(sum(records), 0) FROM flushes WHERE session = ?"
+            return int(scalar(self._connection, sql, [self._writer.session]))
         except duckdb.Error:
             return 0
-        return int(row[0]) if row else 0
 
     def _fail(self, error: Exception) -> None:
         self.trouble = error.args[0] if isinstance(error, StoreError) else self._sentence(error)

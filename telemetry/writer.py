@@ -12,6 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from telemetry import rollup, rows
+from telemetry.migrations import scalar
 from telemetry.record import (
     AnyRecord,
     GateRecord,
@@ -288,5 +289,4 @@ def _nameless(records: Sequence[AnyRecord], now_us: int) -> RunRecord:
 
 
 def _next(connection: Connection, column: str, table: str) -> int:
-    row = connection.execute(f"SELECT coalesce(max({column}), 0) + 1 FROM {table}").fetchone()
-    return int(row[0]) if row else 1
+    return int(scalar(connection, f"SELECT coalesce(max({column}), 0) + 1 FROM {table}"))
