@@ -47,6 +47,8 @@ class DeviceFacts:
     drafters: frozenset[DrafterName] = frozenset()
     """Drafters that this device can run (`ngram` needs none and is never listed)."""
     dtype: str = "float32"
+    row_invariant: bool = False
+    """Whether a row's result is bitwise the same however many rows run with it."""
 
 
 @dataclass(frozen=True, slots=True)

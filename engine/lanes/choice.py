@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from engine.core.device import DrafterName
+from engine.core.device import Draft, DrafterName
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
-from engine.lanes.draft import Drafting
+from engine.drafters.ladder import draft_count
+from engine.drafters.promise import PLAIN, ArmKey
+from engine.lanes.draft import Drafting, capacity
 from engine.lanes.eligibility import LANE_OF, refusal, wanted_drafters
 from engine.lanes.emit import Committed
+from engine.lanes.trace import STEP_LEVEL
 from telemetry.names import Lane, Refusal
 from telemetry.record import RungRecord
 
+Refusals = tuple[tuple[str, str], ...]
+COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 ORDER = (DrafterName.NGRAM, DrafterName.SELF, DrafterName.MTP, DrafterName.DFLASH)
 
 
@@ -31,14 +38,31 @@ class Choice:
     gated: DrafterName | None = None
     """The drafter whose gate decided, also when it said no."""
     pinned: Pin | None = None
+    arm: ArmKey | None = None
+    """What the arbiter chose (`drafter=auto`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a decode step cost and delivered, for whoever decided it."""
+
+    step: int
+    wall_ns: int
+    draft_ns: int
+    emitted: int
+    work: Seq[Committed]
+    confidences: Seq[tuple[float, ...]]
+    """Of the drafts that were verified, per sequence; empty tuples where the drafter states none."""
 
 
 class Router:
-    """The gates of the drafters, one each, and the width decision."""
+    """The gates of the drafters, the arbiter over all of them, and the width decision."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
         self._gates: dict[DrafterName, Gate] = {}
+        self._arbiter = Arbiter(ArbiterSettings())
+        self._drafting.observer = self._arbiter.matches
         self._speculates_width: bool | None = None
 
     def choose(self, engine: EngineState, seqs: Seq[Sequence]) -> Choice:
@@ -51,28 +75,76 @@ class Router:
         able = [drafter for drafter in ORDER if reasons[drafter] is None]
         if not able:
             return Choice(None, refusals=(*refusals, (Lane.PIPELINED, Refusal.SPECULATION)))
+        if engine.ctx.levers.text("drafter") == "auto":
+            return self._ask_arbiter(engine, able, seqs, refusals)
         return self._ask_gate(engine, able[0], seqs, refusals)
 
-    def record(
-        self, engine: EngineState, choice: Choice, step: int, wall_ns: int, emitted: int, work: Seq[Committed]
-    ) -> None:
-        """Tell the gate that decided what its arm delivered, and record the decision."""
-        if choice.gated is None:
-            return
-        gate = self._gates[choice.gated]
-        if engine.ctx.levers.int("trace_level") >= 2:
-            explanation = gate.explain(choice.pinned)
-            engine.ctx.telemetry.append(explanation.record(step, engine.ctx.clock.now_ns()))
-        if choice.pinned is not None:
-            return
-        if choice.drafter is None:
-            gate.record_decode(wall_ns, len(work))
-        else:
-            gate.record_verify_step(wall_ns, emitted, len(work))
+    def trim(self, choice: Choice, draft: Draft) -> Draft:
+        """The part of a draft that is worth verifying, by its confidences; all of it where the arbiter has no say."""
+        if choice.arm is None or choice.drafter is None or len(draft.confidences) < 2:
+            return draft
+        keep = self._arbiter.trim(choice.drafter, draft.confidences)
+        return Draft(draft.tokens[:keep], draft.confidences[:keep])
 
-    def _ask_gate(
-        self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], refusals: tuple[tuple[str, str], ...]
+    def record(self, engine: EngineState, choice: Choice, outcome: Outcome) -> None:
+        """Tell who decided what the step delivered, and record the decision."""
+        if choice.arm is not None:
+            self._record_arm(engine, choice, choice.arm, outcome)
+        elif choice.gated is not None:
+            self._record_gate(engine, choice, self._gates[choice.gated], outcome)
+
+    # drafter=auto
+
+    def _ask_arbiter(
+        self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], refusals: Refusals
     ) -> Choice:
+        levers, arbiter = engine.ctx.levers, self._arbiter
+        arbiter.settings = ArbiterSettings.of(levers)
+        arms = [ArmKey(drafter, count) for drafter in able for count in self._counts(engine, drafter, seqs)]
+        must_speculate = levers.text("mtp_gate") == "force" or self._is_entry(engine, seqs)
+        if not must_speculate or all(arm.drafter is DrafterName.NGRAM for arm in arms):
+            arms.insert(0, PLAIN)
+        match_len = self._drafting.history(engine, seqs[0]).ngram.match_len if DrafterName.NGRAM in able else 0
+        arm = arbiter.choose(arms, max(seq.seq_len for seq in seqs), len(seqs), match_len)
+        rest = tuple(
+            (LANE_OF[drafter].value, (Refusal.GATE if arm.drafter is None else Refusal.NOT_CHOSEN).value)
+            for drafter in able
+            if drafter is not arm.drafter
+        )
+        if arm.drafter is None:
+            rest = (*rest, (Lane.PIPELINED, Refusal.SPECULATION))
+        return Choice(arm.drafter, arm.drafts, (*refusals, *rest), arm=arm)
+
+    def _counts(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence]) -> Seq[int]:
+        """Draft counts on offer: every one up to the bound for heads, a few spread ones for copies."""
+        levers = engine.ctx.levers
+        room = min(capacity(engine, seq) for seq in seqs)
+        if room < 1:
+            return ()
+        if drafter is DrafterName.NGRAM:
+            return [count for count in COPY_COUNTS if count <= min(room, levers.int("ngram_copy_max"))]
+        most, _ = draft_count(levers.int("num_drafts"), levers.ladder, len(seqs), None, (room,))
+        return range(1, most + 1)
+
+    def _is_entry(self, engine: EngineState, seqs: Seq[Sequence]) -> bool:
+        pinned_tokens = 0 if is_row_invariant(engine) else engine.ctx.levers.int("spec_entry_pin_tokens")
+        return min(seq.state.post_think for seq in seqs) < pinned_tokens
+
+    def _record_arm(self, engine: EngineState, choice: Choice, arm: ArmKey, outcome: Outcome) -> None:
+        arbiter = self._arbiter
+        _record_decision(engine, arbiter.explain(), outcome.step)
+        outcomes = [(part.drafted, part.accepted) for part in outcome.work]
+        verified = max((drafted for drafted, _ in outcomes), default=0)
+        ran = ArmKey(arm.drafter, verified) if arm.drafter is not None and verified else arm
+        arbiter.record(ran, outcome.wall_ns, outcome.emitted, len(outcome.work), outcomes, outcome.draft_ns)
+        if arm.drafter is not None:
+            for part, confidences in zip(outcome.work, outcome.confidences, strict=True):
+                if confidences:
+                    arbiter.record_confidences(arm.drafter, confidences, part.accepted)
+
+    # one drafter behind its gate
+
+    def _ask_gate(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], refusals: Refusals) -> Choice:
         levers, width = engine.ctx.levers, len(seqs)
         gate = self._gates.setdefault(drafter, Gate(GateSettings.of(levers)))
         gate.settings = GateSettings.of(levers)
@@ -85,7 +157,7 @@ class Router:
                 drafter=drafter,
                 width=width,
                 least_answer_tokens=min(seq.state.post_think for seq in seqs),
-                entry_pin_tokens=levers.int("spec_entry_pin_tokens"),
+                entry_pin_tokens=0 if is_row_invariant(engine) else levers.int("spec_entry_pin_tokens"),
                 dflash_pin_c2=levers.flag("dflash_gate_pin_c2"),
             )
         )
@@ -97,6 +169,15 @@ class Router:
             return Choice(None, refusals=refusals, gated=drafter, pinned=pinned)
         return Choice(drafter, levers.int("num_drafts"), refusals, gated=drafter, pinned=pinned)
 
+    def _record_gate(self, engine: EngineState, choice: Choice, gate: Gate, outcome: Outcome) -> None:
+        _record_decision(engine, gate.explain(choice.pinned), outcome.step)
+        if choice.pinned is not None:
+            return
+        if choice.drafter is None:
+            gate.record_decode(outcome.wall_ns, len(outcome.work))
+        else:
+            gate.record_verify_step(outcome.wall_ns, outcome.emitted, len(outcome.work))
+
     def _note_rung(self, engine: EngineState, width: int) -> None:
         """Record each flip of the width decision."""
         most = engine.ctx.levers.int("mtp_max_seqs")
@@ -104,3 +185,13 @@ class Router:
         if self._speculates_width not in (None, speculates):
             engine.ctx.telemetry.append(RungRecord(engine.ctx.clock.now_ns(), engine.tick, width, most, speculates))
         self._speculates_width = speculates
+
+
+def is_row_invariant(engine: EngineState) -> bool:
+    """Verify and plain rows agree bitwise, so an answer cannot depend on which of them opened it: no entry pin."""
+    return engine.ctx.device.facts.row_invariant and engine.ctx.levers.flag("row_invariant")
+
+
+def _record_decision(engine: EngineState, explanation: Explanation, step: int) -> None:
+    if engine.ctx.levers.int("trace_level") >= STEP_LEVEL:
+        engine.ctx.telemetry.append(explanation.record(step, engine.ctx.clock.now_ns()))

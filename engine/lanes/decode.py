@@ -13,7 +13,7 @@ from engine.core.device import Draft, DrafterName, Segment, StepKind, StepResult
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState, Flow
 from engine.lanes import pipeline
-from engine.lanes.choice import Choice, Router
+from engine.lanes.choice import Choice, Outcome, Router
 from engine.lanes.draft import NO_DRAFT, Drafting
 from engine.lanes.eligibility import LANE_OF
 from engine.lanes.emit import Committed, commit
@@ -95,14 +95,25 @@ class Decode:
         )
         if not drafted.any:
             engine.pacer.note_decode(returned - drafted_at, len(seqs))
-        emitted = sum(part.committed.emitted for part in work)
-        self.router.record(engine, choice, step, ended - started, emitted, [part.committed for part in work])
+        outcome = Outcome(
+            step=step,
+            wall_ns=ended - started,
+            draft_ns=drafted_at - started,
+            emitted=sum(part.committed.emitted for part in work),
+            work=[part.committed for part in work],
+            confidences=[
+                draft.confidences[: part.committed.drafted] for draft, part in zip(drafted.drafts, work, strict=True)
+            ],
+        )
+        self.router.record(engine, choice, outcome)
 
     def _draft(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> Drafted:
         if choice.drafter is None:
             engine.refusals = engine.refusals if choice.may_run_ahead else choice.refusals
             return Drafted([NO_DRAFT for _ in seqs], Lane.PLAIN, None)
-        drafts, k, reason = self.drafting.propose(engine, choice.drafter, seqs, choice.most)
+        exact = choice.arm is not None
+        drafts, k, reason = self.drafting.propose(engine, choice.drafter, seqs, choice.most, exact)
+        drafts = [self.router.trim(choice, draft) for draft in drafts]
         engine.refusals = choice.refusals
         lane = LANE_OF[choice.drafter]
         if choice.drafter is DrafterName.NGRAM and not drafts[0].tokens:

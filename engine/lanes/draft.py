@@ -10,7 +10,7 @@ from engine.core.device import Draft, DrafterName, DraftItem
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.drafters.ladder import AdaptiveSuspend, draft_count
-from engine.drafters.ngram import NgramIndex, NgramSettings
+from engine.drafters.ngram import MatchObserver, NgramIndex, NgramSettings
 from engine.lanes.chain import legal_prefix
 from engine.lanes.eligibility import HEADS
 
@@ -31,35 +31,41 @@ class Drafting:
     """Per-sequence drafting state; it dies with its sequence."""
 
     def __init__(self) -> None:
+        self.observer: MatchObserver | None = None
+        """Told of every emitted token whether a copy would have guessed it."""
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
 
     def history(self, engine: EngineState, seq: Sequence) -> History:
         """The history of `seq`, up to date with its newest emitted token."""
         found = self._histories.get(seq)
         if found is None:
-            found = History(NgramIndex(NgramSettings.of(engine.ctx.levers)), AdaptiveSuspend())
+            found = History(NgramIndex(NgramSettings.of(engine.ctx.levers), self.observer), AdaptiveSuspend())
             found.ngram.extend(seq.request.prompt)
             self._histories[seq] = found
         if found.indexed < len(seq.emitted):
             news = seq.emitted[found.indexed :]
-            found.ngram.extend(news)
+            for token in news:
+                found.ngram.append(token)
             found.adaptive.observe_emitted(len(news))
             found.indexed = len(seq.emitted)
         return found
 
     def propose(
-        self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], most: int
+        self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], most: int, exact: bool = False
     ) -> tuple[list[Draft], int, str]:
-        """One draft per sequence (empty: it bootstraps or has nothing to copy), K, and what bounded K."""
+        """One draft per sequence (empty: it bootstraps or has nothing to copy), K, and what bounded K.
+
+        `exact`: `most` was chosen by the arbiter, so an n-gram copy is that long whatever its own window says."""
         levers = engine.ctx.levers
-        capacities = [_capacity(engine, seq) for seq in seqs]
+        capacities = [capacity(engine, seq) for seq in seqs]
         count, reason = draft_count(most, levers.ladder, len(seqs), None, capacities)
         if drafter is DrafterName.NGRAM:
-            count, reason = self._window(engine, seqs[0], capacities[0])
+            count, reason = (most, "gate") if exact else self._window(engine, capacities[0])
         if max(capacities) < 1:
             return [NO_DRAFT for _ in seqs], 0, "capacity"
         if drafter is DrafterName.NGRAM:
-            drafts = [Draft(self.history(engine, seqs[0]).ngram.propose(count))]
+            ngram = self.history(engine, seqs[0]).ngram
+            drafts = [Draft(ngram.copy(count) if exact else ngram.propose(count))]
         else:
             drafts = self._from_device(engine, drafter, seqs, [min(count, room) for room in capacities])
         return [_legal(seq, draft) for seq, draft in zip(seqs, drafts, strict=True)], count, reason
@@ -79,10 +85,10 @@ class Drafting:
     def is_suspended(self, engine: EngineState, seq: Sequence) -> bool:
         return engine.ctx.levers.flag("dflash_adaptive") and self.history(engine, seq).adaptive.is_suspended
 
-    def _window(self, engine: EngineState, seq: Sequence, capacity: int) -> tuple[int, str]:
+    def _window(self, engine: EngineState, room: int) -> tuple[int, str]:
         """n-gram copies as far as its own window goes; the ladder bounds heads only."""
-        most = min(engine.ctx.levers.int("ngram_copy_max"), capacity)
-        return most, "capacity" if most == capacity else "match"
+        most = min(engine.ctx.levers.int("ngram_copy_max"), room)
+        return most, "capacity" if most == room else "match"
 
     def _from_device(
         self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], counts: Seq[int]
@@ -108,7 +114,7 @@ class Drafting:
         return [by_seq.get(seq.number, NO_DRAFT) for seq in seqs]
 
 
-def _capacity(engine: EngineState, seq: Sequence) -> int:
+def capacity(engine: EngineState, seq: Sequence) -> int:
     """Drafts that a sequence has room for: tokens it may still emit beside the model's own, and context."""
     return min(seq.owed - 1, engine.context_limit - seq.seq_len - 1)
 

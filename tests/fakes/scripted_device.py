@@ -37,6 +37,7 @@ THINKING_SPECIAL = {
     "</tool_call>": EOS + 4,
 }
 UNWRITTEN = -1
+HEADS = frozenset({DrafterName.MTP, DrafterName.DFLASH})
 
 NextToken = Callable[[tuple[int, ...]], int]
 
@@ -93,7 +94,7 @@ class ScriptedDevice:
 
     def __post_init__(self) -> None:
         self.kv = [[UNWRITTEN] * self.block_size for _ in range(self.num_blocks)]
-        self._hidden: dict[int, list[int]] = {}
+        self._hidden: dict[tuple[DrafterName, int], list[int]] = {}
         self._last: dict[int, int] = {}
         self._spilled: dict[int, list[list[int]]] = {}
         self._flights: deque[StepResult | DeviceError] = deque()
@@ -141,14 +142,15 @@ class ScriptedDevice:
     def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         self.calls.append(f"draft {drafter} " + " ".join(f"s{i.seq}@{i.seq_len}x{i.count}" for i in items))
         self.clock.advance_us(self.costs.draft)
-        return [self._draft(item) for item in items]
+        return [self._draft(drafter, item) for item in items]
 
     def saved_hidden(self, seq: int) -> int:
-        rows = self._hidden.get(seq)
-        return rows[0] if rows else -1
+        oldest = [rows[0] for (_, owner), rows in self._hidden.items() if owner == seq and rows]
+        return min(oldest, default=-1)
 
     def release(self, seq: int) -> None:
-        self._hidden.pop(seq, None)
+        for head in HEADS:
+            self._hidden.pop((head, seq), None)
         self._last.pop(seq, None)
         self._spilled.pop(seq, None)
 
@@ -190,9 +192,9 @@ class ScriptedDevice:
             tokens[0] = self._last[segment.seq]
         for at, token in enumerate(tokens, segment.start):
             self.kv[segment.blocks[at // self.block_size]][at % self.block_size] = token
-        if segment.save_hidden:
-            rows = [row for row in self._hidden.get(segment.seq, []) if row < segment.start]
-            self._hidden[segment.seq] = rows + list(range(segment.start, segment.start + len(tokens)))
+        for head in self.drafters & HEADS if segment.save_hidden else ():
+            rows = [row for row in self._hidden.get((head, segment.seq), []) if row < segment.start]
+            self._hidden[head, segment.seq] = rows + list(range(segment.start, segment.start + len(tokens)))
 
     def _read(self, blocks: Sequence[int], length: int) -> tuple[int, ...]:
         context = tuple(self.kv[blocks[at // self.block_size]][at % self.block_size] for at in range(length))
@@ -223,14 +225,14 @@ class ScriptedDevice:
         legal = [t for t in legal if t not in edits.banned]
         return token if token in legal else min(legal, key=lambda t: (t - token) % self.vocab_size)
 
-    def _draft(self, item: DraftItem) -> Draft:
-        rows = self._hidden.get(item.seq)
-        if rows is not None:
+    def _draft(self, drafter: DrafterName, item: DraftItem) -> Draft:
+        if drafter in HEADS:
+            rows = self._hidden.get((drafter, item.seq))
             if not rows or item.seq_len - 1 not in rows:
                 return Draft()
             if len(item.recent) < item.seq_len - 1 - rows[0]:
                 raise AssertionError("the tokens do not reach back to the oldest saved row")
-            self._hidden[item.seq] = []
+            self._hidden[drafter, item.seq] = []
         context = (*self._read(item.blocks, item.seq_len), item.last_token)
         tokens: list[int] = []
         for at in range(item.count):
