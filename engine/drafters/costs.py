@@ -11,8 +11,8 @@ from typing import Final
 from engine.core.device import DrafterName
 
 FIRST_SAMPLES: Final = 5
-WEIGHT: Final = 0.06
-COMMON_WEIGHT: Final = 0.04
+WEIGHT: Final = 0.03
+COMMON_WEIGHT: Final = 0.05
 """Share of a surprise that is taken for the machine's speed, which moves all costs alike."""
 MOST_COUNTED: Final = 20
 HALF_LIFE_STEPS: Final = 256
