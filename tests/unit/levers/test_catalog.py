@@ -31,9 +31,7 @@ def test_lossy_levers_are_exactly_those_that_may_change_what_the_model_says() ->
 
 
 @pytest.mark.parametrize("lever", LEVERS.values(), ids=lambda lever: lever.name)
-@pytest.mark.parametrize(
-    "raw", ["", "nan", "inf", "-999999999", "1e999", "\x00", "drop table", None, [], {}, "é" * 200]
-)
+@pytest.mark.parametrize("raw", ["", "nan", "inf", "-999999999", "1e999", "\x00", "drop table", [], {}, "é" * 200])
 def test_nonsense_is_refused_by_every_lever_with_its_range(lever: object, raw: object) -> None:
     if lever.kind is Kind.TEXT:  # type: ignore[attr-defined]
         return
