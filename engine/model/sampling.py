@@ -13,8 +13,8 @@ import torch
 
 from engine.core.device import DeviceError, LogitEdits, RowPlan, Sampled
 
-_CANDIDATES = 256
-"""A full sort of 49,152 logits takes milliseconds, the largest 256 of them a tenth; see `_draw`."""
+_CANDIDATES = (256, 4096)
+"""How many of the largest logits are sorted first, and second: sorting all of a vocabulary takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,18 @@ def _legal(mask: bytes, row: torch.Tensor) -> torch.Tensor:
 def draw(logits: torch.Tensor, plans: Sequence[RowPlan]) -> torch.Tensor:
     """One token per row `[rows]`: temperature, top-k, top-p, min-p, then the inverse CDF at `uniform`.
 
-    On a CPU only the largest logits are sorted first; a row whose draw they do not settle sorts all of them, with
+    On a CPU only the largest logits are sorted first; a row whose draw they do not settle sorts more of them, with
     the same result.
     """
     vocab = logits.shape[-1]
-    if logits.is_cuda or vocab <= _CANDIDATES:
-        tokens, _ = _draw(logits, plans, vocab)
-        return tokens
-    tokens, settled = _draw(logits, plans, _CANDIDATES)
-    open_rows = [index for index, done in enumerate(settled.tolist()) if not done]
-    if open_rows:
-        tokens[open_rows] = _draw(logits[open_rows], [plans[index] for index in open_rows], vocab)[0]
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    rows = list(range(logits.shape[0]))
+    for candidates in (vocab,) if logits.is_cuda else (*_CANDIDATES, vocab):
+        part = logits if len(rows) == logits.shape[0] else logits[rows]
+        tokens[rows], settled = _draw(part, [plans[row] for row in rows], min(candidates, vocab))
+        rows = [row for row, done in zip(rows, settled.tolist(), strict=True) if not done]
+        if not rows:
+            break
     return tokens
 
 
@@ -126,11 +127,11 @@ def _draw(logits: torch.Tensor, plans: Sequence[RowPlan], candidates: int) -> tu
     end of that prefix, or without truncation the drawn token itself, lies among the candidates.
     """
     column = _Columns(plans, logits)
-    scaled = logits.double() / column.temperature  # [rows, vocab]
-    values, ids = _largest(scaled, candidates)
+    values, ids = _largest(logits, candidates)
     complete = candidates == logits.shape[-1]
     known = torch.full_like(column.top_k, candidates) if complete else (values > values[:, -1:]).sum(-1, keepdim=True)
-    probs = torch.exp(values - scaled.logsumexp(-1, keepdim=True))  # [rows, candidates]
+    log_total = (logits / column.temperature.float()).logsumexp(-1, keepdim=True)
+    probs = torch.exp(values.double() / column.temperature - log_total)  # [rows, candidates]
     cumulative = probs.cumsum(-1)
     rank = torch.arange(candidates, device=logits.device)
     mass = torch.where(
@@ -147,12 +148,12 @@ def _draw(logits: torch.Tensor, plans: Sequence[RowPlan], candidates: int) -> tu
     return ids.gather(-1, index).squeeze(-1), settled.squeeze(-1)
 
 
-def _largest(scaled: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` largest values and ids per row, falling, equal values by rising id."""
-    if count == scaled.shape[-1]:
-        return scaled.sort(stable=True, dim=-1, descending=True)
-    ids = scaled.topk(count, dim=-1).indices.sort(-1).values
-    values, order = scaled.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
+    if count == logits.shape[-1]:
+        return logits.sort(stable=True, dim=-1, descending=True)
+    ids = logits.topk(count, dim=-1).indices.sort(-1).values
+    values, order = logits.gather(-1, ids).sort(stable=True, dim=-1, descending=True)
     return values, ids.gather(-1, order)
 
 
