@@ -133,7 +133,7 @@ class LeverList(ScrollView, can_focus=True):
 
     def _lever(self, row: Row, lever: LeverView, width: int) -> list[Part]:
         cursor = "›" if lever.name == self._cursor and self.has_focus else " "
-        flag = " " if lever.lossless else "≠"
+        flag = "…" if row.pending else " " if lever.lossless else "≠"
         name: list[Part] = [(cursor, "bold $text-accent"), (flag, "bold $text-warning")]
         room = 18 if self._compact else 24
         name.append((f"{lever.name:<{room}} ", "$quiet" if lever.applies == "restart" else "$foreground"))
@@ -157,7 +157,8 @@ class LeverList(ScrollView, can_focus=True):
         changed = lever.value != lever.default
         value = (row.value, "bold $text-accent" if changed else "$foreground")
         if row.pending:
-            return [value, (f" → {row.pending} pending", "italic $text-warning")]
+            word = "" if self._compact else " pending"
+            return [value, (f" → {row.pending}{word}", "italic $text-warning")]
         return [value, (" refused", "$text-error")] if row.refused else [value]
 
     # ---- keys
