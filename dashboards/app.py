@@ -69,7 +69,7 @@ def assets() -> dict[str, Asset]:
     found = {
         path.relative_to(STATIC).as_posix(): Asset.of(path.read_bytes(), _TYPES[path.suffix])
         for path in sorted(STATIC.rglob("*"))
-        if path.is_file() and path.suffix in _TYPES and not path.name.startswith(".")
+        if path.is_file() and path.suffix in _TYPES and path.name != "package.json"  # that one is for node
     }
     return {**found, "words.json": Asset.of(json.dumps(words(), separators=(",", ":")).encode(), _TYPES[".json"])}
 

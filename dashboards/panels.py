@@ -72,7 +72,11 @@ FIGURES: Final[dict[str, tuple[str, str, str]]] = {
     "batch": ("Batch", "seq", "Sequences decoding now, and those that wait, read their prompt or are parked."),
     "kv": ("KV", "%", "Share of the KV pool in use, and the tokens that it holds."),
     "lane": ("Lane", "", "Lane of the last decode step."),
-    "speedup": ("Speed-up", "x", "Delivered over measured plain decoding; below 1.0 speculation costs more than it gives."),
+    "speedup": (
+        "Speed-up",
+        "x",
+        "Delivered over measured plain decoding; below 1.0 speculation costs more than it gives.",
+    ),
     "acceptance": ("Acceptance", "%", "Drafted tokens that the model accepted."),
 }
 """Title, unit and definition of each figure on the page."""

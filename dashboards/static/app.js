@@ -42,7 +42,7 @@ class Page {
     this.panelDrawnAt = 0;
     this.scheduled = 0;
     this.frame = 0;
-    this.messages = 0;
+    this.frozen = null;
     this.strip = createStrip({ words });
     this.panels = this.#createPanels();
     this.wire = new Wire({
@@ -68,7 +68,6 @@ class Page {
   // ---- messages in, requests out
 
   #take(message) {
-    this.messages += 1;
     if (message.type === "stats") {
       if (message.replay_run) this.past.add(message);
       else this.live.add(message);
@@ -76,6 +75,7 @@ class Page {
     if (message.type === "lever_event") for (const history of [this.live, this.past]) history.mark(message);
     if (message.type === "problem") this.say(message.message);
     if (message.type === "lever_refused") this.say(message.message);
+    if (message.type === "welcome") queueMicrotask(() => this.panels[this.view].opened?.(this.state));
     this.#apply(message, message.type !== "stats" && message.type !== "requests" && message.type !== "gate" && message.type !== "delta");
   }
 
@@ -157,12 +157,19 @@ class Page {
     const at = now();
     const panel = this.panels[this.view];
     this.#drawChrome(at);
-    if (!this.state.paused || isForced) this.strip.render(this.state, at);
-    if (this.state.paused && !panel.isInteractive && this.view !== "levers" && !isForced) return;
+    if (this.frozen && !isForced) this.strip.renderAge(at);
+    else this.strip.render(this.frozen ?? this.state, at);
+    if (this.frozen && !panel.isInteractive && !isForced) return;
     if (!isForced && panel.everyMs && this.drawnAt - this.panelDrawnAt < panel.everyMs - 5 && !this.isPanelUrgent) return;
     this.panelDrawnAt = this.drawnAt;
     this.isPanelUrgent = false;
-    panel.render(this.state, at);
+    panel.render(this.#shown(panel), at);
+  }
+
+  /** While paused, panels of figures see the state of that moment; what a person works in sees the present. */
+  #shown(panel) {
+    const { frozen, state } = this;
+    return frozen && !panel.isInteractive ? { ...frozen, link: state.link, role: state.role } : state;
   }
 
   #createPanels() {
@@ -172,6 +179,7 @@ class Page {
       say: (words) => this.say(words),
       getState: () => this.state,
       getHistory: () => (this.state.replay ? this.past : this.live),
+      getUntil: () => this.frozen?.stats?.time ?? Infinity,
       onView: () => this.#draw(true),
       askLever: (name, value, more) => this.#askLever(name, value, more),
       undoLever: (of, name) => this.#undoLever(of, name),
@@ -201,6 +209,7 @@ class Page {
     const { state } = this;
     const word = condition(state, at);
     attr(document.documentElement, "data-condition", word);
+    document.querySelector(".lamp").classList.toggle("paused", state.paused);
     text($("condition"), state.paused && word === "live" ? "paused" : word);
     text($("model"), state.facts ? state.facts.model : "");
     text($("device"), state.facts ? `${state.facts.device}, ${state.facts.dtype}` : "");
@@ -280,6 +289,7 @@ class Page {
 
   togglePause() {
     const on = !this.state.paused;
+    this.frozen = on ? this.state : null;
     this.#apply({ type: "pause", on }, true);
     if (!on) this.#draw(true);
   }
@@ -341,7 +351,7 @@ class Page {
   }
 }
 
-const wait = (link, at) => span(Math.max(0, Math.ceil(link.retryAt - at))).replace(".0", "");
+const wait = (link, at) => span(Math.max(0, Math.ceil(link.retryAt - at)));
 
 function loadingWords(engine) {
   const stage = engine.stage || "loading";

@@ -14,6 +14,7 @@ export function colour(name) {
 export const forgetColours = () => colours.clear();
 
 const TABLE_ROWS = 30;
+const TABLE_MS = 1000;
 const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 
 /**
@@ -21,9 +22,11 @@ const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
  * `stacked` piles them up and fills them.
  */
 export class Chart {
-  constructor({ id, title, unit, series, height = 150, scale = 1, stacked = false, note = "", top = null }) {
+  constructor({ id, title, unit, series, height = 200, scale = 1, stacked = false, note = "", top = null }) {
     Object.assign(this, { id, title, unit, series, height, scale, stacked, top });
-    this.drawn = { version: -1, seconds: 0, table: 0 };
+    this.drawn = { history: null, version: -1, seconds: 0 };
+    this.tableAt = 0;
+    this.tableTimer = null;
     this.marks = [];
     this.hover = null;
     this.element = this.#build(note);
@@ -61,18 +64,20 @@ export class Chart {
     );
   }
 
-  /** Draw what `history` holds of the last `seconds`; does nothing when that is already on screen. */
-  render(history, seconds) {
-    if (history.version === this.drawn.version && seconds === this.drawn.seconds) return;
-    this.drawn = { ...this.drawn, version: history.version, seconds };
+  /** Draw what `history` holds of the `seconds` up to `until`; does nothing when that is already on screen. */
+  render(history, seconds, until = Infinity) {
+    const { drawn } = this;
+    if (history === drawn.history && history.version === drawn.version && seconds === drawn.seconds) return;
+    this.drawn = { ...drawn, history, version: history.version, seconds };
     const names = this.series.map((entry) => entry.name);
-    const window = history.window(names, seconds);
+    const window = history.window(names, seconds, { until });
     this.marks = history.marks;
     this.rows = window;
     const columns = names.map((name) => window[name].map((value) => (value === null ? null : value * this.scale)));
     this.values = columns;
     const isEmpty = !columns.some((column) => column.some((value) => value !== null));
     show(this.empty, isEmpty);
+    attr(this.empty.parentElement, "data-empty", isEmpty ? "" : null);
     const end = window.time.at(-1) ?? Date.now() / 1000;
     this.range = [end - seconds, end];
     if (!this.plot) this.#create();
@@ -92,13 +97,14 @@ export class Chart {
   }
 
   #create() {
-    const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour("--grid"), width: 1 }, ticks: { show: false } };
+    const grid = this.stacked ? "--grid-over" : "--grid";
+    const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour(grid), width: 1 }, ticks: { show: false } };
     const font = '11px ui-monospace, "SF Mono", Menlo, Consolas, monospace';
     const options = {
       width: Math.max(120, this.plotBox.clientWidth),
       height: this.height,
       legend: { show: false },
-      padding: [8, 8, 0, 0],
+      padding: [8, 26, 0, 0],
       drawOrder: this.stacked ? ["series", "axes"] : ["axes", "series"],
       cursor: { y: false, drag: { x: false, y: false }, points: { show: !this.stacked, size: 6 }, sync: { key: "metrale" } },
       scales: {
@@ -149,20 +155,27 @@ export class Chart {
     let free = -Infinity;
     ctx.save();
     ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
-    ctx.strokeStyle = colour("--mark");
-    ctx.fillStyle = colour("--mark");
-    ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.textAlign = "left";
+    ctx.fillStyle = colour("--text");
     for (const mark of this.marks) {
       if (mark.time < this.range[0] || mark.time > this.range[1]) continue;
       const x = Math.round(plot.valToPos(mark.time, "x", true));
+      ctx.strokeStyle = colour("--text");
+      ctx.lineWidth = devicePixelRatio;
+      ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
       ctx.beginPath();
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      ctx.strokeStyle = colour("--card");
+      ctx.lineWidth = 3 * devicePixelRatio;
+      ctx.setLineDash([]);
       const width = ctx.measureText(mark.name).width + 6 * devicePixelRatio;
       const left = x + width > bbox.left + bbox.width ? x - width : x;
       if (left > free) {
-        ctx.fillText(mark.name, left + 3 * devicePixelRatio, bbox.top + 9 * devicePixelRatio);
+        const at = [mark.name, left + 3 * devicePixelRatio, bbox.top + 9 * devicePixelRatio];
+        ctx.strokeText(...at);
+        ctx.fillText(...at);
         free = left + width;
       }
     }
@@ -172,9 +185,14 @@ export class Chart {
   /** Filled only while it is open, and at most once a second, so that it stays readable. */
   #table(isForced) {
     if (!this.details.open || !this.rows) return;
-    const now = performance.now();
-    if (!isForced && now - this.drawn.table < 1000) return;
-    this.drawn.table = now;
+    const wait = this.tableAt + TABLE_MS - performance.now();
+    if (!isForced && wait > 0) {
+      this.tableTimer ??= setTimeout(() => this.#table(true), wait);
+      return;
+    }
+    clearTimeout(this.tableTimer);
+    this.tableTimer = null;
+    this.tableAt = performance.now();
     const total = this.rows.time.length;
     const indices = Array.from({ length: Math.min(total, TABLE_ROWS) }, (_, index) => total - 1 - index);
     const rows = indices.map((index) => [
@@ -218,8 +236,14 @@ function piled(columns) {
 export function bar(colourName = "--accent") {
   const fill = h("i", { class: "fill" });
   fill.style.background = `var(${colourName})`;
-  const element = h("span", { class: "bar", "aria-hidden": "true" }, fill);
-  element.set = (value) => share(fill, "width", value);
+  const spread = h("i", { class: "spread", hidden: true });
+  const element = h("span", { class: "bar", "aria-hidden": "true" }, fill, spread);
+  element.set = (value, deviation = null) => {
+    share(fill, "width", value);
+    show(spread, deviation !== null);
+    share(spread, "left", value - deviation);
+    share(spread, "right", 1 - value - deviation);
+  };
   return element;
 }
 

@@ -5,10 +5,11 @@ export const NOTHING = "–";
 /** Three significant digits below 1000, grouped thousands above. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
-  const size = Math.abs(value);
+  const rounded = Number(value.toPrecision(3));
+  const size = Math.abs(rounded);
   if (size >= 1000) return Math.round(value).toLocaleString("en-US");
-  if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
-  return size >= 10 ? value.toFixed(1) : value.toFixed(2);
+  if (size >= 100 || Number.isInteger(value)) return rounded.toFixed(0);
+  return size >= 10 ? rounded.toFixed(1) : rounded.toFixed(2);
 }
 
 export const count = (value) => (value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en-US"));
@@ -23,13 +24,13 @@ export function percent(share) {
 /** A span of seconds in its two largest units. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return NOTHING;
-  if (seconds < 10) return `${Math.max(0, seconds).toFixed(1)} s`;
+  if (seconds < 10) return `${Number.isInteger(seconds) ? seconds : Math.max(0, seconds).toFixed(1)} s`;
   if (seconds < 60) return `${Math.floor(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.floor(seconds % 60)} s`;
   return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
-export const age = (seconds) => (seconds < 1 ? "now" : `${span(Math.floor(seconds)).replace(".0 s", " s")} ago`);
+export const age = (seconds) => (seconds < 1 ? "just now" : `${span(Math.floor(seconds))} ago`);
 
 export function bytes(value) {
   const units = ["B", "kB", "MB", "GB", "TB"];
@@ -42,6 +43,14 @@ export function bytes(value) {
 }
 
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
+
+/** The values that a lever takes, where its control does not show them. */
+export function leverBounds(lever) {
+  if (lever.kind === "bool" || lever.kind === "choice") return "";
+  if (lever.kind === "text" || lever.minimum === undefined || lever.maximum === undefined) return lever.bounds;
+  const unit = lever.unit ? ` ${lever.unit}` : "";
+  return `${lever.minimum.toLocaleString("en-US")} to ${lever.maximum.toLocaleString("en-US")}${unit}${lever.none_word ? ` or ${lever.none_word}` : ""}`;
+}
 
 /** A lever value as the terminal shows it. */
 export function leverValue(lever, value) {

@@ -67,18 +67,23 @@ export class History {
     for (const name of this.names) this.columns[name][this.head] = 0;
   }
 
-  /** Rows of the last `seconds` as `{time, <name>: [...]}`, at most `points` of them, means where bins are merged. */
-  window(names, seconds, points = 600) {
-    const first = Math.max(0, this.length - Math.ceil(seconds / this.binSeconds));
-    const available = this.length - first;
+  /**
+   * Rows of the `seconds` up to `until` as `{time, <name>: [...]}`, at most `points` of them, means where bins are
+   * merged.
+   */
+  window(names, seconds, { points = 600, until = Infinity } = {}) {
+    let end = this.length;
+    while (end > 0 && this.time[this.#at(end - 1)] > until) end -= 1;
+    let first = Math.max(0, end - Math.ceil(seconds / this.binSeconds));
+    if (end > 0) while (this.time[this.#at(first)] < this.time[this.#at(end - 1)] - seconds) first += 1;
+    const available = end - first;
     const stride = Math.max(1, Math.ceil(available / points));
     const out = { time: [] };
     for (const name of names) out[name] = [];
-    for (let row = first; row < this.length; row += stride) {
-      const end = Math.min(row + stride, this.length);
+    for (let row = first; row < end; row += stride) {
       this.#gap(out, names, row);
       out.time.push(this.time[this.#at(row)]);
-      for (const name of names) out[name].push(this.#mean(name, row, end));
+      for (const name of names) out[name].push(this.#mean(name, row, Math.min(row + stride, end)));
     }
     return out;
   }

@@ -1,7 +1,7 @@
 // Levers: edit in place, pending until the engine reports the change, then the history with undo and effect.
 
 import { attr, h, list, show, text } from "./dom.js";
-import { clock, leverValue, number, percent, span } from "./format.js";
+import { clock, leverBounds, leverValue, number, percent, span } from "./format.js";
 import { lever as find, pendingFor } from "./state.js";
 
 const GIVE_UP_S = 10;
@@ -17,9 +17,9 @@ export function typedValue(lever, raw) {
 
 /** One editable lever; used in the full table and beside the chat. */
 export function createControl(name, { change }) {
-  let shown = "";
   let current = null;
   let input = null;
+  let isDirty = false;
   const holder = h("span", { class: "control" });
 
   function build(lever) {
@@ -30,7 +30,7 @@ export function createControl(name, { change }) {
       const options = lever.choices.map((choice) => h("option", { value: choice, text: choice }));
       input = h("select", { "aria-label": label, on: { change: () => change(name, input.value) } }, options);
     } else {
-      input = h("input", { type: "text", "aria-label": label, autocomplete: "off", spellcheck: "false", inputmode: lever.kind === "text" ? null : "decimal", on: { keydown: key, change: commit } });
+      input = h("input", { type: "text", "aria-label": label, autocomplete: "off", spellcheck: "false", inputmode: lever.kind === "text" ? null : "decimal", on: { keydown: key, change: commit, input: () => (isDirty = true) } });
     }
     holder.replaceChildren(input);
   }
@@ -42,17 +42,24 @@ export function createControl(name, { change }) {
     }
     if (event.key === "Escape") {
       event.stopPropagation();
+      isDirty = false;
       input.value = leverValue(current, current.value);
       input.blur();
     }
     if ((event.key === "ArrowUp" || event.key === "ArrowDown") && current.kind === "int") {
       event.preventDefault();
       const next = Number(input.value) + (event.key === "ArrowUp" ? 1 : -1);
-      if (Number.isFinite(next) && next >= current.minimum && next <= current.maximum) input.value = String(next);
+      if (Number.isFinite(next) && next >= current.minimum && next <= current.maximum) {
+        input.value = String(next);
+        isDirty = true;
+      }
     }
   }
 
+  /** Once per edit: leaving the field after Enter must not ask again. */
   function commit() {
+    if (!isDirty) return;
+    isDirty = false;
     const value = typedValue(current, input.value);
     if (value !== current.value) change(name, value);
   }
@@ -65,12 +72,10 @@ export function createControl(name, { change }) {
       current = lever;
       const value = pending?.kind === "set" ? pending.value : lever.value;
       const words = typeof value === "string" ? value : leverValue(lever, value);
-      const isEditing = document.activeElement === input && input.tagName === "INPUT" && !pending && words === shown;
       if (lever.kind === "bool") {
         attr(input, "aria-checked", words === "on" ? "true" : "false");
         text(input, words);
-      } else if (!isEditing && input.value !== words) input.value = words;
-      shown = words;
+      } else if (!isDirty && input.value !== words) input.value = words;
       attr(holder, "data-pending", pending ? "" : null);
       attr(input, "aria-busy", pending ? "true" : null);
       input.disabled = disabled;
@@ -142,12 +147,12 @@ export function createLevers({ askLever, undoLever, getHistory, now }) {
     const control = createControl(lever.name, { change });
     const note = h("p", { class: "lever-note", role: "status" });
     const source = h("span", { class: "source" });
-    const reset = h("button", { type: "button", class: "link", text: "default", on: { click: () => change(lever.name, rows.get(lever.name).lever.default) } });
+    const reset = h("button", { type: "button", class: "link", text: "back to default", on: { click: () => change(lever.name, rows.get(lever.name).lever.default) } });
     const element = h(
       "li",
       { class: "lever", "data-lever": lever.name },
-      h("div", { class: "lever-head" }, h("code", { text: lever.name }), tags(lever), control.element, h("span", { class: "unit", text: lever.unit ?? "" })),
-      h("p", { class: "help" }, h("span", { text: lever.help }), " ", h("span", { class: "bounds", text: lever.bounds }), " · ", source, " ", reset),
+      h("div", { class: "lever-head" }, h("code", { text: lever.name }), tags(lever), h("span", { class: "unit", text: lever.unit ?? "" }), control.element),
+      h("p", { class: "help" }, h("span", { text: `${lever.help} ${leverBounds(lever)}` }), " · ", source, " ", reset),
       note,
     );
     return { element, control, note, source, reset, lever };
@@ -184,7 +189,7 @@ export function createLevers({ askLever, undoLever, getHistory, now }) {
     attr(row.note, "data-kind", note?.kind);
     const expires = state.events.findLast((event) => event.name === lever.name)?.expires ?? 0;
     const left = expires ? expires - Date.now() / 1000 : 0;
-    text(row.source, `from ${lever.source}${left > 0 ? `, reverts in ${span(Math.round(left))}` : ""}`);
+    text(row.source, `${lever.source === "default" ? "default" : `set by ${lever.source}`}${left > 0 ? `, reverts in ${span(Math.round(left))}` : ""}`);
     show(row.reset, lever.value !== lever.default && !frozen);
     attr(row.element, "data-changed", lever.value !== lever.default ? "" : null);
   }
@@ -212,6 +217,7 @@ export function createLevers({ askLever, undoLever, getHistory, now }) {
     ),
     render,
     everyMs: 250,
+    isInteractive: true,
   };
 }
 

@@ -203,7 +203,13 @@ def stats(index: int = 0, when: float | None = None, window_s: float = 0.1, **ch
         "prefill_tokens_per_s": max(0.0, 300 * math.sin(index / 40)),
         "lanes": {
             Lane.NGRAM: wire.LaneStats(
-                steps=max(1, ngram // 3), tokens=ngram, seconds=0.04, drafted=6, accepted=3, drafted_at=(3, 2, 1), accepted_at=(2, 1)
+                steps=max(1, ngram // 3),
+                tokens=ngram,
+                seconds=0.04,
+                drafted=6,
+                accepted=3,
+                drafted_at=(3, 2, 1),
+                accepted_at=(2, 1),
             ),
             Lane.PLAIN: wire.LaneStats(steps=plain, tokens=plain, seconds=0.05),
             Lane.MIXED: wire.LaneStats(steps=mixed, tokens=mixed, seconds=0.01),
@@ -285,7 +291,9 @@ def tokens() -> tuple[Token, ...]:
         rejected = (17, 18) if index == 9 else ()
         top = ((100 + index, -0.22), (900, -2.1), (901, -3.9))
         found.append(
-            Token(id=100 + index, lane=lane, draft=draft, step=step, text=text, logprob=-0.22, top=top, rejected=rejected)
+            Token(
+                id=100 + index, lane=lane, draft=draft, step=step, text=text, logprob=-0.22, top=top, rejected=rejected
+            )
         )
     return tuple(found)
 
@@ -308,8 +316,13 @@ def done(request_id: str, reason: str, output: int, speedup: float | None = 0.94
 
 def answer_query(query: wire.Query) -> wire.QueryResult:
     if "duckdb_views" in query.sql:
-        rows = (("throughput_by_lane", "Tokens per second by lane and second."), ("slow_requests", "The slowest requests."))
-        return wire.QueryResult(query_id=query.query_id, columns=("view_name", "comment"), types=("VARCHAR",) * 2, rows=rows)
+        rows = (
+            ("throughput_by_lane", "Tokens per second by lane and second."),
+            ("slow_requests", "The slowest requests."),
+        )
+        return wire.QueryResult(
+            query_id=query.query_id, columns=("view_name", "comment"), types=("VARCHAR",) * 2, rows=rows
+        )
     if "FROM runs" in query.sql:
         columns = ("run_id", "started", "seconds", "state", "model", "device")
         row = ("run-7", "2026-01-02T10:00:00", 90.0, "ended", "SmolLM2-135M-Instruct", "cpu")
@@ -330,7 +343,9 @@ def answer_query(query: wire.Query) -> wire.QueryResult:
 async def running(server: FakeServer) -> AsyncIterator[FakeServer]:
     """The server on a free port of the loopback; the port stays the same for the whole test."""
     app = Starlette(routes=[*routes(), WebSocketRoute("/wire", server.serve)])
-    config = uvicorn.Config(app, host="127.0.0.1", port=server.port, log_level="error", ws="websockets-sansio", lifespan="off")
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=server.port, log_level="error", ws="websockets-sansio", lifespan="off"
+    )
     serving = uvicorn.Server(config)
     task = asyncio.create_task(serving.serve())
     while not serving.started:

@@ -33,7 +33,7 @@ export function createGate({ words }) {
     text(row.cells[0], name);
     text(row.cells[1], number(arm.tokens_per_s));
     text(row.cells[2], arm.deviation === null || arm.deviation === undefined ? "–" : `± ${number(arm.deviation)}`);
-    row.speed.set(fastest ? (arm.tokens_per_s ?? 0) / fastest : 0);
+    row.speed.set(fastest ? (arm.tokens_per_s ?? 0) / fastest : 0, fastest ? (arm.deviation ?? null) && arm.deviation / fastest : null);
     text(row.cells[4], count(arm.age_tokens ?? 0));
     text(row.cells[5], arm.tokens_per_s === null || arm.tokens_per_s === undefined ? "not measured" : arm.stale ? "stale" : "fresh");
     attr(row, "data-current", arm.name === inForce ? "" : null);
@@ -47,7 +47,7 @@ export function createGate({ words }) {
     text(verdict, `Runs the ${gate.arm} arm`);
     text(why, words.gate[gate.reason] ?? gate.reason);
     text(mode, `mtp_gate is ${gate.mode}${MODES[gate.mode] ? `: ${MODES[gate.mode]}` : ""}.`);
-    const fastest = Math.max(...gate.arms.map((arm) => arm.tokens_per_s ?? 0), 0);
+    const fastest = Math.max(...gate.arms.map((arm) => (arm.tokens_per_s ?? 0) + (arm.deviation ?? 0)), 0);
     list(arms, gate.arms, (arm) => arm.name, makeArm, (row, arm) => updateArm(row, { arm, fastest, inForce: gate.arm }));
     text(facts.next.value, count(gate.tokens_until_probe));
     text(facts.margin.value, percent(gate.margin));
@@ -55,7 +55,7 @@ export function createGate({ words }) {
     text(facts.switches.value, count(gate.switches ?? 0));
     text(facts.width.value, count(gate.width_bucket));
     text(facts.depth.value, count(gate.depth));
-    text(ageLine, `as of ${age(at - state.gateAt)}`);
+    text(ageLine, `updated ${age(at - state.gateAt)}`);
     list(log, state.gateLog.toReversed(), (entry) => entry.time, () => h("tr", {}, h("th", { scope: "row" }), h("td"), h("td"), h("td")), (row, entry) =>
       [clock(entry.time), entry.mode, entry.arm, words.gate[entry.reason] ?? entry.reason].forEach((value, index) => text(row.cells[index], value)));
   }
@@ -63,7 +63,7 @@ export function createGate({ words }) {
   const head = (labels) => h("thead", {}, h("tr", {}, labels.map(([label, side]) => h("th", { scope: "col", class: side, text: label }))));
   content.append(
     h("section", { class: "card", "aria-label": "Decision" }, verdict, why, mode, h("dl", { class: "facts" }, Object.values(facts).map(({ element }) => element)), ageLine),
-    h("section", { class: "card", "aria-labelledby": "arms-title" }, h("h3", { id: "arms-title", text: "The arms" }), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Arms" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Arms" }), head([["Arm", "left"], ["tok/s", "right"], ["deviation, tok/s", "right"], ["", "left"], ["age, tok", "right"], ["", "left"]]), arms))),
+    h("section", { class: "card", "aria-labelledby": "arms-title" }, h("h3", { id: "arms-title", text: "The arms" }), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Arms" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Arms" }), head([["Arm", "left"], ["tok/s", "right"], ["deviation, tok/s", "right"], ["Speed and spread", "left"], ["age, tok", "right"], ["Measured", "left"]]), arms))),
     h("section", { class: "card", "aria-labelledby": "gate-log-title" }, h("h3", { id: "gate-log-title", text: "Decisions that changed something" }), h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Gate decisions" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Gate decisions" }), head([["Time", "left"], ["Mode", "left"], ["Arm", "left"], ["Why", "left"]]), log))),
   );
   return { element: h("div", { class: "stack" }, empty, content), render, everyMs: 250 };

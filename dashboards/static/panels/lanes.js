@@ -36,7 +36,7 @@ export function createLanes({ words }) {
     const part = share(lane.tokens, whole) ?? 0;
     row.share.set(part);
     text(row.cells[1].lastChild, `${percent(part)} %`);
-    [count(lane.tokens), number(share(lane.tokens, lane.steps)), count(lane.steps), number(lane.seconds), number(share(lane.tokens, lane.seconds)), count(lane.drafted), percent(share(lane.accepted, lane.drafted))].forEach((value, index) => text(row.cells[index + 2], value));
+    [count(lane.tokens), share(lane.tokens, lane.steps)?.toFixed(2) ?? "–", count(lane.steps), number(lane.seconds), number(share(lane.tokens, lane.seconds)), count(lane.drafted), percent(share(lane.accepted, lane.drafted))].forEach((value, index) => text(row.cells[index + 2], value));
   }
 
   function makePosition({ lane }) {

@@ -10,7 +10,7 @@ const WINDOWS = [
   [3600, "1 h"],
 ];
 
-export function createOverview({ words, getHistory, onView }) {
+export function createOverview({ words, getHistory, getUntil, onView }) {
   let seconds = 60;
   const charts = [
     new Chart({
@@ -39,9 +39,8 @@ export function createOverview({ words, getHistory, onView }) {
     }),
     new Chart({
       id: "c-tpot",
-      title: "Time per output token",
-      unit: "ms",
-      note: "of the last 60 s",
+      title: "Time per token",
+      unit: "ms, last 60 s",
       series: [
         { name: "tpot_p50", label: "p50", colour: "--series-1" },
         { name: "tpot_p95", label: "p95", colour: "--series-2", dash: "dashed" },
@@ -51,8 +50,7 @@ export function createOverview({ words, getHistory, onView }) {
     new Chart({
       id: "c-ttft",
       title: "Time to first token",
-      unit: "ms",
-      note: "of the last 60 s",
+      unit: "ms, last 60 s",
       series: [
         { name: "ttft_p50", label: "p50", colour: "--series-1" },
         { name: "ttft_p95", label: "p95", colour: "--series-2", dash: "dashed" },
@@ -109,7 +107,7 @@ export function createOverview({ words, getHistory, onView }) {
       h("div", { class: "bar-row" }, choice, h("p", { class: "quiet", text: "Vertical lines are lever changes." })),
       h("div", { class: "charts" }, charts.map((chart) => chart.element)),
     ),
-    render: () => charts.forEach((chart) => chart.render(getHistory(), seconds)),
+    render: () => charts.forEach((chart) => chart.render(getHistory(), seconds, getUntil())),
     repaint: () => charts.forEach((chart) => chart.repaint()),
     everyMs: 500,
   };

@@ -72,7 +72,7 @@ export function createRequests({ stopRequest, onView, mayControl }) {
       show(button, row.state !== "finished");
       button.disabled = !mayControl();
     });
-    text(ageLine, state.requestsAt ? `${rows.length} of ${state.requests.length} requests, as of ${age(at - state.requestsAt)}` : "");
+    text(ageLine, state.requestsAt ? `${rows.length} of ${state.requests.length} requests, updated ${age(at - state.requestsAt)}` : "");
   }
 
   return {

@@ -38,8 +38,16 @@ export function createStrip({ words }) {
     text(figures[name].note, note);
   };
 
+  let shownAt = 0;
+
+  /** The age alone, which runs on while the figures are paused. */
+  function renderAge(at) {
+    text(ageLine, shownAt ? `updated ${age(at - shownAt)}` : "no figures yet");
+  }
+
   function render(state, at) {
     const { stats, gate } = state;
+    shownAt = stats ? state.statsAt : 0;
     attr(element, "data-empty", stats ? null : "");
     if (stats) {
       const rate = rates(state, WINDOW_S);
@@ -55,10 +63,10 @@ export function createStrip({ words }) {
       for (const name of names.slice(0, -1)) text(figures[name].value, "–");
       chip.set("");
     }
-    text(ageLine, stats ? `as of ${age(at - state.statsAt)}` : "no figures yet");
+    renderAge(at);
   }
 
-  return { element, render };
+  return { element, render, renderAge };
 }
 
 function beside(rate, stats) {
