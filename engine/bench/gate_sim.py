@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.gate import Arm, Gate, GateSettings
-from engine.drafters.promise import PLAIN, ArmKey
+from engine.drafters.promise import PLAIN, ArmKey, arms_of
 
 PLAIN_STEP_NS: Final = 10_000_000
 MOST_DRAFTS: Final = 5
@@ -217,8 +217,7 @@ def gate_time(trace: Trace, gate: Gate, arm: ArmKey) -> float:
 def arbiter_time(trace: Trace, arbiter: Arbiter) -> float:
     """Nanoseconds under the arbiter with an MTP head of up to 5 drafts and copies of up to 16."""
     at, wall, pending = 0.0, 0.0, False
-    guesses = [ArmKey(DrafterName.MTP, k) for k in range(1, MOST_DRAFTS + 1)]
-    copies = [ArmKey(DrafterName.NGRAM, k) for k in range(1, MOST_COPIED + 1)]
+    guesses, copies = arms_of(DrafterName.MTP, MOST_DRAFTS), arms_of(DrafterName.NGRAM, MOST_COPIED)
     while at < trace.length:
         position = int(at)
         width = int(trace.width[position])

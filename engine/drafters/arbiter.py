@@ -110,6 +110,7 @@ class Arbiter:
         self._arm = PLAIN
         self._reason = GateReason.COLD
         self._step = 0
+        self._price = 0.0
 
     @property
     def matches(self) -> MatchAcceptance:
@@ -123,6 +124,7 @@ class Arbiter:
 
         `match_len` is `NgramIndex.match_len`; without it no n-gram arm is taken."""
         self._note(depth, width, match_len)
+        self._set_price()
         offer: dict[Base, list[int]] = {}
         for arm in available:
             offer.setdefault(arm.drafter, []).append(arm.drafts)
@@ -130,14 +132,14 @@ class Arbiter:
         self._offer = offer
         self._arm, worth = self._pick_base() if offer else (PLAIN, -math.inf)
         if copies and match_len and self._may_copy():
-            copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price())
+            copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price)
             if copy_worth > worth:
                 self._arm = copy
         return self._arm
 
     def trim(self, drafter: DrafterName, confidences: Sequence[float]) -> int:
         """How many of the drafts just made to verify, 1 to `len(confidences)`, by their calibrated confidences."""
-        return self._promises.best_prefix(drafter, confidences, self._price())
+        return self._promises.best_prefix(drafter, confidences, self._price)
 
     # After the step
 
@@ -191,12 +193,12 @@ class Arbiter:
 
     # Choosing
 
-    def _price(self) -> float:
+    def _set_price(self) -> None:
         """Tokens that a nanosecond is worth: what the best known way of late delivers."""
-        return max(self._promises.rate(PLAIN), self._delivered.rate)
+        plain_ns = self._promises.costs.step_ns(None, 0)
+        self._price = max(self._promises.width / plain_ns if plain_ns else 0.0, self._delivered.rate)
 
     def _pick_base(self) -> tuple[ArmKey, float]:
-        price = self._price()
         if self._probe and self._probe.base not in self._offer:
             self._probe = None
         if not self._settle_left and not self._probe:
@@ -205,13 +207,13 @@ class Arbiter:
             self._reason = GateReason.SETTLE
         elif self._probe:
             self._reason = GateReason.PROBE if self.base is None else GateReason.REFRESH
-            return self._promises.best(self._probe.base, self._offer[self._probe.base], price)
+            return self._promises.best(self._probe.base, self._offer[self._probe.base], self._price)
         elif self._reason is GateReason.SWITCH and not self._delivered.steps:
             pass
         else:
             self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
         base = self.base if self.base in self._offer else next(iter(self._offer))
-        return self._promises.best(base, self._offer[base], price)
+        return self._promises.best(base, self._offer[base], self._price)
 
     def _may_copy(self) -> bool:
         return not (self._probe or self._settle_left or self._copies_paused_tokens)
@@ -229,7 +231,7 @@ class Arbiter:
             promises.costs.restart()
             self._start_over(depth)
         self._depth = depth
-        promises.bucket, promises.width, promises.match_len = bucket, max(width, 1), match_len
+        promises.note(bucket, width, match_len)
 
     def _start_over(self, depth: int) -> None:
         self._depth_anchor = depth
@@ -250,7 +252,7 @@ class Arbiter:
         return self._standings.setdefault(base, _Standing())
 
     def _best(self, base: Base) -> ArmKey:
-        return self._promises.best(base, self._offer.get(base, (0,)), self._price())[0]
+        return self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
 
     def _base_rate(self, base: Base) -> float:
         """Tokens per nanosecond that a base promises at its best draft count."""
@@ -261,11 +263,11 @@ class Arbiter:
         probe = self._probe
         if probe is None or probe.base is not arm.drafter:
             self._delivered.add(emitted, wall_ns)
-            self.budget.accrue(wall_ns, self._promises.width / self._price())
+            self.budget.accrue(wall_ns, self._promises.width / self._price if self._price else wall_ns / emitted)
             self._note_running(arm)
             return
         probe.steps_left -= 1
-        probe.lost_ns += wall_ns - emitted / self._price()
+        probe.lost_ns += wall_ns - emitted / (self._price or 1.0)
         is_confirming = self._standing(probe.base).is_confirming
         if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(overdraw=is_confirming):
             self._end_probe(probe)
@@ -385,4 +387,4 @@ class Arbiter:
         standing = self._standing(base)
         due = 0 if self._is_due(base) else self._interval() * self._promises.bucket - standing.age_tokens
         wait_ns = max(0.0, self._missing_ns(base)) / self.budget.share
-        return max(due, math.ceil(wait_ns * self._price()))
+        return max(due, math.ceil(wait_ns * self._price))

@@ -14,6 +14,10 @@ FIRST_SAMPLES: Final = 5
 WEIGHT: Final = 0.03
 COMMON_WEIGHT: Final = 0.05
 """Share of a surprise that is taken for the machine's speed, which moves all costs alike."""
+SPREAD_WEIGHT: Final = 0.06
+CURVE_STEPS: Final = 8
+"""Costs move slowly, so the lines through them are drawn anew every few steps only."""
+CURIOSITY: Final = 0.3
 MOST_COUNTED: Final = 20
 HALF_LIFE_STEPS: Final = 256
 UNMEASURED_ERROR: Final = 0.4
@@ -67,6 +71,16 @@ class Cost:
         return spread / math.sqrt(max(counted, 1.0))
 
 
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Costs by drafts in units of `CostTable.scale`."""
+
+    expected: list[float]
+    hopeful: list[float]
+    """What is known poorly gets the benefit of the doubt: to try it is to know it."""
+    step: int
+
+
 @dataclass(slots=True)
 class CostTable:
     """Costs at one width bucket. `verify[0]` is the plain step; what was not measured is read off a line."""
@@ -78,18 +92,18 @@ class CostTable:
     spread: float = 0.0
     """Relative deviation of single steps."""
     step: int = 0
-    _curves: dict[DrafterName | None, list[float]] = field(default_factory=dict)
-    """Whole steps by drafts, of each drafter; None: verify alone."""
+    _curves: dict[DrafterName | None, _Curve] = field(default_factory=dict)
 
     def add(self, drafter: DrafterName | None, drafts: int, wall_ns: int, draft_ns: int, step: int) -> None:
-        self._curves.clear()
         self.step = step
         cost = self.verify.setdefault(drafts, Cost())
         sample = float(wall_ns - draft_ns)
         if cost.samples >= FIRST_SAMPLES:
             surprise = min(max(sample / (cost.value * self.scale), 1 / HICCUP), HICCUP)
             self.scale *= surprise**COMMON_WEIGHT
-            self.spread += WEIGHT * (abs(math.log(surprise)) - self.spread)
+            self.spread += SPREAD_WEIGHT * (abs(math.log(surprise)) - self.spread)
+        else:
+            self._curves.clear()
         cost.add(sample / self.scale, step)
         if drafter is not None and draft_ns:
             self.drafting.setdefault(drafter, {}).setdefault(drafts, Cost()).add(draft_ns / self.scale, step)
@@ -99,19 +113,22 @@ class CostTable:
         cost = self.verify.get(drafts)
         return cost.error(self.step, self.spread) if cost else max(self.spread, UNMEASURED_ERROR)
 
-    def steps_ns(self, drafter: DrafterName | None, most: int) -> list[float]:
-        """Wall time of a whole step with 0 to `most` drafts at least; empty before anything ran."""
+    def curve(self, drafter: DrafterName | None, most: int) -> _Curve | None:
+        """Costs of whole steps with 0 to `most` drafts at least; None before anything ran."""
         curve = self._curves.get(drafter)
-        if curve is None or len(curve) <= most:
-            curve = self._curves[drafter] = self._curve(drafter, most)
+        if curve is None or len(curve.expected) <= most or self.step - curve.step >= CURVE_STEPS:
+            if not self.verify:
+                return None
+            curve = self._curves[drafter] = self._draw(drafter, most)
         return curve
 
     def step_ns(self, drafter: DrafterName | None, drafts: int) -> float | None:
-        curve = self.steps_ns(drafter, drafts)
-        return curve[drafts] if curve else None
+        curve = self.curve(drafter, drafts)
+        return curve.expected[drafts] * self.scale if curve else None
 
     def restart(self) -> None:
         """Let the next sample of every cost replace what is believed."""
+        self._curves.clear()
         for cost in self.verify.values():
             cost.restart()
         for costs in self.drafting.values():
@@ -122,15 +139,15 @@ class CostTable:
         if 0 in self.verify:
             self.verify[0].restart()
 
-    def _curve(self, drafter: DrafterName | None, most: int) -> list[float]:
-        scale = self.scale
-        verify = _line({count: cost.value for count, cost in self.verify.items()}, most, PRIOR_SLOPE)
+    def _draw(self, drafter: DrafterName | None, most: int) -> _Curve:
+        expected = _line({count: cost.value for count, cost in self.verify.items()}, most, PRIOR_SLOPE)[: most + 1]
         drafting = self.drafting.get(drafter) if drafter else None
-        if not drafting or not verify:
-            return [step * scale for step in verify]
-        # A chain costs by the draft, so its line goes through the origin.
-        chain = _line({0: 0.0, **{count: cost.value for count, cost in drafting.items()}}, most, 0.0)
-        return [(step + draft) * scale for step, draft in zip(verify[: most + 1], chain[: most + 1], strict=True)]
+        if drafting:
+            # A chain costs by the draft, so its line goes through the origin.
+            chain = _line({0: 0.0, **{count: cost.value for count, cost in drafting.items()}}, most, 0.0)
+            expected = [step + draft for step, draft in zip(expected, chain[: most + 1], strict=True)]
+        hopeful = [cost * (1 - CURIOSITY * self.error(count)) for count, cost in enumerate(expected)]
+        return _Curve(expected, hopeful, self.step)
 
 
 def _line(points: dict[int, float], most: int, prior_slope: float) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Final
 
 from engine.core.device import DrafterName
@@ -13,7 +14,6 @@ from engine.drafters.costs import CostTable
 
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
-CURIOSITY: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,13 @@ class ArmKey:
 
 PLAIN: Final = ArmKey()
 
+
+@cache
+def arms_of(drafter: DrafterName, most: int) -> tuple[ArmKey, ...]:
+    """The arms of a drafter with 1 to `most` drafts."""
+    return tuple(ArmKey(drafter, drafts) for drafts in range(1, most + 1))
+
+
 Offer = Mapping[DrafterName | None, Sequence[int]]
 """Draft counts by drafter; plain offers 0."""
 
@@ -42,13 +49,17 @@ class Promises:
     acceptance: dict[DrafterName, PositionAcceptance] = field(default_factory=dict)
     calibration: dict[DrafterName, Calibration] = field(default_factory=dict)
     tables: dict[int, CostTable] = field(default_factory=dict)
+    costs: CostTable = field(default_factory=CostTable)
+    """The table of the bucket that runs now."""
     bucket: int = 1
     width: int = 1
     match_len: int = 0
 
-    @property
-    def costs(self) -> CostTable:
-        return self.tables.setdefault(self.bucket, CostTable())
+    def note(self, bucket: int, width: int, match_len: int) -> None:
+        """Look at a step to come."""
+        if bucket != self.bucket or not self.tables:
+            self.costs = self.tables.setdefault(bucket, CostTable())
+        self.bucket, self.width, self.match_len = bucket, max(width, 1), match_len
 
     def accepts(self, drafter: DrafterName) -> PositionAcceptance:
         return self.acceptance.setdefault(drafter, PositionAcceptance())
@@ -74,16 +85,11 @@ class Promises:
     def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> tuple[ArmKey, float]:
         """The draft count that wins most tokens over spending the step's time at `price` tokens per nanosecond."""
         most = max(counts)
-        walls, accepted, width = self.costs.steps_ns(drafter, most), self.accepted(drafter, most), self.width
-        if not walls:
+        curve, accepted, width = self.costs.curve(drafter, most), self.accepted(drafter, most), self.width
+        if curve is None:
             return ArmKey(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
-        # What is known poorly gets the benefit of the doubt: to try it is to know it.
-        doubt = [1 - CURIOSITY * self.costs.error(drafts) for drafts in counts]
-        worths = [
-            (width * (1 + accepted[drafts]) - price * walls[drafts] * share, drafts)
-            for drafts, share in zip(counts, doubt, strict=True)
-        ]
-        worth, drafts = max(worths)
+        hopeful, price = curve.hopeful, price * self.costs.scale
+        worth, drafts = max([(width * (1 + accepted[drafts]) - price * hopeful[drafts], drafts) for drafts in counts])
         return ArmKey(drafter, drafts), worth
 
     def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
@@ -99,14 +105,15 @@ class Promises:
 
     def best_prefix(self, drafter: DrafterName, confidences: Sequence[float], price: float) -> int:
         """How many of some drafts to verify, at least 1: each must be worth the row that it adds."""
-        calibration, walls = self.calibrated(drafter), self.costs.steps_ns(None, len(confidences))
-        if not walls:
+        calibration, curve = self.calibrated(drafter), self.costs.curve(None, len(confidences))
+        if curve is None:
             return len(confidences)
+        price *= self.costs.scale
         best, best_worth, accepted, reached = 1, -math.inf, 0.0, 1.0
         for count, confidence in enumerate(confidences, start=1):
             reached *= calibration.value(confidence)
             accepted += reached
-            worth = self.width * (1 + accepted) - price * walls[count]
+            worth = self.width * (1 + accepted) - price * curve.expected[count]
             if worth > best_worth:
                 best, best_worth = count, worth
         return best
