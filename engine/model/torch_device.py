@@ -102,8 +102,8 @@ class TorchDevice:
         return self._do(lambda: self._oldest_hidden(seq))
 
     def release(self, seq: int) -> None:
-        """Forget the last token, the hidden rows and a spilled copy of `seq`."""
-        self._do(lambda: self._forget(seq))
+        """Forget the last token, the hidden rows and a spilled copy of `seq`, once what is in flight is done."""
+        self._worker.submit(self._forget, seq)
 
     def spill(self, seq: int, blocks: Sequence[int]) -> bool:
         return self._do(lambda: self._spill(seq, list(blocks)))
