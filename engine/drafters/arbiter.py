@@ -29,6 +29,7 @@ PROBE_SHARE: Final = 0.01
 PROBE_CAP_TOKENS: Final = 16.0
 LEAST_MARGIN: Final = 0.01
 RATE_MEMORY: Final = 0.98
+SUSPECT_STEPS: Final = 8
 
 Base = DrafterName | None
 
@@ -265,6 +266,8 @@ class Arbiter:
             self._delivered.add(emitted, wall_ns)
             self.budget.accrue(wall_ns, self._promises.width / self._price if self._price else wall_ns / emitted)
             self._note_running(arm)
+            if self._step % SUSPECT_STEPS == 0:
+                self._suspect()
             return
         probe.steps_left -= 1
         probe.lost_ns += wall_ns - emitted / (self._price or 1.0)
@@ -305,6 +308,14 @@ class Arbiter:
             self._delivered = _Delivered()
             for other in self._standings.values():
                 other.wins, other.is_confirming = 0, False
+            self._suspect()
+
+    def _suspect(self) -> None:
+        """Measure anew, at once, whoever seems to be ahead of the running base by now."""
+        for rival in self._offer:
+            standing = self._standing(rival)
+            if rival is not self.base and standing.is_measured and not standing.is_confirming:
+                standing.is_confirming = self._base_rate(rival) > self._base_rate(self.base) + self._margin(rival)
 
     def _margin(self, rival: Base) -> float:
         """Tokens per nanosecond by which a rival must be ahead: as much as is uncertain, at most the lever's share."""

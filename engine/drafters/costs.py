@@ -20,7 +20,7 @@ CURVE_STEPS: Final = 8
 CURIOSITY: Final = 0.3
 MOST_COUNTED: Final = 20
 HALF_LIFE_STEPS: Final = 256
-UNMEASURED_ERROR: Final = 0.4
+UNMEASURED_HOPE: Final = 0.3
 """Between 4 and 5 rows an int4 step of the default model jumps from 1.09 to 1.5 plain steps."""
 HICCUP: Final = 2.0
 """A step that took this many times its estimate says little: it counts as this many times, not more."""
@@ -111,7 +111,7 @@ class CostTable:
     def error(self, drafts: int) -> float:
         """Relative standard error of a verify's cost; where it was never measured, costs may jump between counts."""
         cost = self.verify.get(drafts)
-        return cost.error(self.step, self.spread) if cost else max(self.spread, UNMEASURED_ERROR)
+        return cost.error(self.step, self.spread) if cost else max(self.spread, UNMEASURED_HOPE)
 
     def curve(self, drafter: DrafterName | None, most: int) -> _Curve | None:
         """Costs of whole steps with 0 to `most` drafts at least; None before anything ran."""
@@ -146,8 +146,18 @@ class CostTable:
             # A chain costs by the draft, so its line goes through the origin.
             chain = _line({0: 0.0, **{count: cost.value for count, cost in drafting.items()}}, most, 0.0)
             expected = [step + draft for step, draft in zip(expected, chain[: most + 1], strict=True)]
-        hopeful = [cost * (1 - CURIOSITY * self.error(count)) for count, cost in enumerate(expected)]
-        return _Curve(expected, hopeful, self.step)
+        return _Curve(expected, self._hopeful(expected), self.step)
+
+    def _hopeful(self, expected: list[float]) -> list[float]:
+        """Costs less a part of their errors, but never below those of fewer drafts that were measured."""
+        hopeful, floor = [], 0.0
+        for count, cost in enumerate(expected):
+            if count in self.verify:
+                hopeful.append(cost * (1 - CURIOSITY * self.error(count)))
+                floor = hopeful[-1]
+            else:
+                hopeful.append(max(floor, cost * (1 - UNMEASURED_HOPE)))
+        return hopeful
 
 
 def _line(points: dict[int, float], most: int, prior_slope: float) -> list[float]:
