@@ -75,7 +75,7 @@ FIGURES: Final[dict[str, tuple[str, str, str]]] = {
     "speedup": (
         "Speed-up",
         "x",
-        "Delivered over measured plain decoding; below 1.0 speculation costs more than it gives.",
+        "Delivered over measured plain decoding; below 1.0 speculation does not pay.",
     ),
     "acceptance": ("Acceptance", "%", "Drafted tokens that the model accepted."),
 }

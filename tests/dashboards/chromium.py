@@ -81,8 +81,9 @@ class Page:
         return await asyncio.wait_for(answer, ANSWER_S)
 
     async def open(self) -> None:
-        for domain in ("Page", "Runtime", "Log", "Network", "Performance"):
+        for domain in ("Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
+        await self.call("Performance.enable", timeDomain="threadTicks")
 
     async def goto(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
@@ -155,6 +156,7 @@ class Page:
         return min(looks)
 
     async def metrics(self) -> dict[str, float]:
+        """Counters of the tab; durations are CPU seconds of its main thread, so that a busy machine does not count."""
         found = await self.call("Performance.getMetrics")
         return {entry["name"]: entry["value"] for entry in found["metrics"]}
 
@@ -214,12 +216,9 @@ def _thrown(params: dict[str, Any]) -> str:
 async def browser(program: str) -> AsyncIterator[Callable[[], Any]]:
     """Run the browser with a fresh profile; yields a function that opens a tab in a private context of its own."""
     profile = Path(tempfile.mkdtemp(prefix="metrale-chromium-"))
+    quiet = asyncio.subprocess.DEVNULL
     process = await asyncio.create_subprocess_exec(
-        program,
-        f"--user-data-dir={profile}",
-        *FLAGS,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        program, f"--user-data-dir={profile}", *FLAGS, stdout=quiet, stderr=quiet
     )
     try:
         port, path = await _endpoint(profile, process)

@@ -40,9 +40,8 @@ async def page(tab: Callable[[], Any], server: FakeServer) -> AsyncIterator[chro
     await opened.size(1280, 800)
     yield opened
     await opened.close()
-    complaints = [
-        line for line in opened.console if not line.startswith(("log", "info", "debug")) and not opened.excused(line)
-    ]
+    harmless = ("log", "info", "debug")
+    complaints = [line for line in opened.console if not line.startswith(harmless) and not opened.excused(line)]
     assert complaints == []
     hosts = {url.split("/")[2].split(":")[0] for url in [*opened.requested, *opened.sockets] if "://" in url}
     assert hosts <= {"127.0.0.1"}, hosts

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from engine.levers.catalog import LEVERS
 from engine.levers.resolve import find
 from engine.levers.spec import LeverError
 from engine.protocol import wire
+from engine.protocol.commands import Message
 from engine.protocol.events import Facts, Token, Usage
 from telemetry.names import GateReason, Lane, Refusal
 
@@ -36,7 +38,7 @@ FACTS = Facts(
     versions={"metrale": "0.1.0", "torch": "2.13"},
 )
 
-Answer = Callable[["FakeServer", wire.ClientMessage], "Iterator[wire.ServerMessage] | None"]
+Asked = TypeVar("Asked", bound=Message)
 
 
 @dataclass
@@ -65,7 +67,8 @@ class FakeServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/"
 
-    def of(self, kind: type[wire.ClientMessage]) -> list[wire.ClientMessage]:
+    def of(self, kind: type[Asked]) -> list[Asked]:
+        """The messages of one kind that came in."""
         return [message for message in self.received if isinstance(message, kind)]
 
     async def send(self, *messages: wire.ServerMessage) -> None:
@@ -279,7 +282,8 @@ REQUESTS = (
 WORDS = (
     ("The", 0), (" sky", 0), (" is", 1), (" blue", 2), (" because", 0), (" **", 0), ("short", 1), (" waves", 2),
     ("**", 3), (" scatter", 0), (" more", 1), (":\n\n", 0), ("- ", 0), ("air", 1), (" molecules", 2), ("\n- ", 0),
-    ("<b>no", 0), (" markup</b>", 1), ("\n\n```python\n", 0), ("print", 0), ("(4", 1), (")", 2), ("\n```", 0), ("\n", 0),
+    ("<b>no", 0), (" markup</b>", 1), ("\n\n```python\n", 0), ("print", 0), ("(4", 1), (")", 2), ("\n```", 0),
+    ("\n", 0),
 )  # fmt: skip
 
 
@@ -329,12 +333,12 @@ def answer_query(query: wire.Query) -> wire.QueryResult:
         return wire.QueryResult(query_id=query.query_id, columns=columns, types=("VARCHAR",) * 6, rows=(row,))
     if "nonsense" in query.sql:
         return wire.QueryResult(query_id=query.query_id, error="There is no table 'nonsense'. Did you mean 'requests'?")
-    rows = tuple((index, f"lane-{index}", index * 1.25, None) for index in range(40))
+    steps = tuple((index, f"lane-{index}", index * 1.25, None) for index in range(40))
     return wire.QueryResult(
         query_id=query.query_id,
         columns=("step", "lane", "ms", "note"),
         types=("BIGINT", "VARCHAR", "DOUBLE", "VARCHAR"),
-        rows=rows,
+        rows=steps,
         seconds=0.0123,
     )
 

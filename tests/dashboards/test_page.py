@@ -9,6 +9,7 @@ import time
 import pytest
 
 from engine.protocol import wire
+from engine.protocol.events import Token
 from telemetry.names import GateReason
 from tests.dashboards.chromium import Page
 from tests.dashboards.fake_server import REQUESTS, FakeServer, gate, live, requests, running, stats
@@ -163,7 +164,7 @@ async def test_a_switch_a_choice_and_a_word_for_none_reach_the_wire(page: Page, 
     await page.until("document.querySelector('[data-lever=think_budget] .source').textContent.includes('operator')")
     await set_lever(page, "think_budget", "none")
     await asyncio.sleep(0.2)
-    asked = [(message.name, message.value) for message in server.of(wire.SetLever)]  # type: ignore[attr-defined]
+    asked = [(message.name, message.value) for message in server.of(wire.SetLever)]
     assert asked == [("pipelined_decode", False), ("mtp_gate", "force"), ("think_budget", 200), ("think_budget", -1)]
 
 
@@ -188,7 +189,7 @@ async def test_undo_asks_for_the_value_before(page: Page, server: FakeServer) ->
     await page.until(f"document.querySelector('{lever_input('num_drafts')}').value === '3'")
     [undo] = server.of(wire.UndoLever)
     [asked] = server.of(wire.SetLever)
-    assert undo.of == asked.change_id  # type: ignore[union-attr]
+    assert undo.of == asked.change_id
 
 
 async def test_lossy_levers_are_marked_and_those_of_the_start_cannot_be_edited(page: Page, server: FakeServer) -> None:
@@ -225,7 +226,7 @@ async def test_requests_sort_filter_and_cancel(page: Page, server: FakeServer) -
     await page.until(f"{ids} === 'req-b'")
     await page.click("#panel-requests tbody button")
     await asyncio.sleep(0.2)
-    assert [message.request_id for message in server.of(wire.Stop)] == ["req-b"]  # type: ignore[attr-defined]
+    assert [message.request_id for message in server.of(wire.Stop)] == ["req-b"]
 
 
 async def test_a_query_fills_the_table_and_an_error_is_a_sentence(page: Page, server: FakeServer) -> None:
@@ -283,7 +284,7 @@ async def test_a_lost_connection_is_said_and_comes_back_by_itself(page: Page, se
     await server.send(stats(1))
     await page.until(f"{CONDITION} === 'live'")
     [first, second] = server.of(wire.Hello)
-    assert (first.resume, second.resume) == ("", "session-1")  # type: ignore[union-attr]
+    assert (first.resume, second.resume) == ("", "session-1")
 
 
 async def test_the_page_survives_a_restart_of_the_server(page: Page, server: FakeServer) -> None:
@@ -305,7 +306,7 @@ async def test_a_refusal_is_shown_and_a_new_token_in_the_address_tries_again(pag
     server.refusal = ""
     await page.run("location.hash = '#view=overview&token=new'")
     await page.until(f"{CONDITION} === 'empty'")
-    assert [hello.token for hello in server.of(wire.Hello)] == ["old", "new"]  # type: ignore[union-attr]
+    assert [hello.token for hello in server.of(wire.Hello)] == ["old", "new"]
     assert not any("old" in url or "new" in url for url in page.sockets)
 
 
@@ -353,7 +354,7 @@ async def test_a_replay_shows_the_past_and_ends_with_the_present(page: Page, ser
     await page.run("document.querySelector('.player button:nth-of-type(2)').click()")
     await server.send(stats(tokens_per_s=55.0))
     await page.until(f"{figure('throughput')} === '55'")
-    actions = [(message.action, message.position) for message in server.of(wire.Replay)]  # type: ignore[attr-defined]
+    actions = [(message.action, message.position) for message in server.of(wire.Replay)]
     assert actions == [("start", 0), ("seek", 45), ("stop", 0)]
 
 
@@ -389,7 +390,7 @@ async def test_the_second_question_carries_the_conversation(page: Page, server: 
     await ask(page, "And at night?")
     await page.until("document.querySelectorAll('.reply .actions:not([hidden])').length === 2")
     chat = server.of(wire.Chat)[1]
-    assert [turn.role for turn in chat.messages] == ["user", "assistant", "user"]  # type: ignore[union-attr]
+    assert [turn.role for turn in chat.messages] == ["user", "assistant", "user"]
 
 
 async def test_escape_stops_the_reply_and_keeps_its_text(page: Page, server: FakeServer) -> None:
@@ -398,8 +399,8 @@ async def test_escape_stops_the_reply_and_keeps_its_text(page: Page, server: Fak
     await ask(page)
     await page.until("document.querySelector('.reply')")
     chat = server.of(wire.Chat)[0]
-    token = wire.Token(id=1, lane="plain", draft=0, step=1, text="Half a")
-    await server.send(wire.Delta(request_id=chat.request_id, text="", tokens=(token,)))  # type: ignore[union-attr]
+    token = Token(id=1, lane="plain", draft=0, step=1, text="Half a")
+    await server.send(wire.Delta(request_id=chat.request_id, text="", tokens=(token,)))
     await page.until("document.querySelector('.reply .words').textContent === 'Half a'")
     await page.key("Escape")
     await page.until("document.querySelector('.reply .reply-line').textContent.includes('stopped')")
@@ -412,7 +413,7 @@ async def test_a_refused_question_shows_why(page: Page, server: FakeServer) -> N
     await opened(page, server, "chat")
     await ask(page)
     await page.until("document.querySelector('.reply')")
-    request_id = server.of(wire.Chat)[0].request_id  # type: ignore[union-attr]
+    request_id = server.of(wire.Chat)[0].request_id
     await server.send(wire.Problem(message="The prompt is longer than the context.", request_id=request_id))
     await page.until("document.querySelector('.reply .error').textContent.includes('longer than the context')")
 
@@ -436,7 +437,10 @@ async def test_provenance_names_lane_draft_alternatives_and_what_was_refused(pag
     words = await page.text(".inspector")
     assert "Drafted here, refused" in words
     assert "#17" in words
-    looks = "(s => { const c = getComputedStyle(document.querySelector(s)); return [c.textDecorationLine, c.backgroundColor]; })"
+    looks = (
+        "(s => { const c = getComputedStyle(document.querySelector(s));"
+        " return [c.textDecorationLine, c.backgroundColor]; })"
+    )
     drafted = await page.run(f"{looks}('.tok[data-draft]')")
     own = await page.run(f"{looks}('.tok:not([data-draft])')")
     assert drafted[0] == "underline"
@@ -553,8 +557,10 @@ async def test_every_chart_is_a_figure_with_a_table_of_its_data(page: Page, serv
 LUMINANCE = """
   const channel = v => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
-  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
-  const context = Object.assign(document.createElement('canvas'), {width: 1, height: 1}).getContext('2d', {willReadFrequently: true});
+  const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+    return (x + 0.05) / (y + 0.05); };
+  const canvas = Object.assign(document.createElement('canvas'), {width: 1, height: 1});
+  const context = canvas.getContext('2d', {willReadFrequently: true});
   const paint = (...layers) => { context.clearRect(0, 0, 1, 1);
     for (const layer of layers) { context.fillStyle = layer; context.fillRect(0, 0, 1, 1); }
     return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); };
@@ -575,15 +581,18 @@ async def test_text_has_a_contrast_of_four_and_a_half_in_both_themes(
         for ground in ("--bg", "--card", "--sunk")
     ]
     pairs += [("--accent-text", "--accent"), ("--text", "--warn-bg"), ("--text", "--bad-bg"), ("--good", "--card")]
-    ratios = await page.run(
-        f"(() => {{ {LUMINANCE} return {json.dumps(pairs)}.map(([a, b]) => ratio(paint(value(a)), paint(value(b)))); }})()"
-    )
+    contrast = "([a, b]) => ratio(paint(value(a)), paint(value(b)))"
+    ratios = await page.run(f"(() => {{ {LUMINANCE} return {json.dumps(pairs)}.map({contrast}); }})()")
     weak = {pair: round(ratio, 2) for pair, ratio in zip(pairs, ratios, strict=True) if ratio < 4.5}
     assert weak == {}
+    lanes = (
+        "[...document.styleSheets].flatMap(s => [...s.cssRules]).flatMap(r => [...(r.style ?? [])])"
+        ".filter(n => n.startsWith('--lane-'))"
+    )
+    tint = "n => paint(value('--bg'), `color-mix(in srgb, ${value(n)} 26%, transparent)`)"
     tinted = await page.run(
-        f"(() => {{ {LUMINANCE} return [...document.styleSheets].flatMap(s => [...s.cssRules]).flatMap(r => [...(r.style ?? [])])"
-        ".filter(n => n.startsWith('--lane-')).map(n => [n, ratio(paint(value('--text')),"
-        " paint(value('--bg'), `color-mix(in srgb, ${value(n)} 26%, transparent)`))]); })()"
+        f"(() => {{ {LUMINANCE} const tint = {tint};"
+        f" return {lanes}.map(n => [n, ratio(paint(value('--text')), tint(n))]); }})()"
     )
     assert len(tinted) >= 10
     assert {name: round(ratio, 2) for name, ratio in tinted if ratio < 4.5} == {}
@@ -635,13 +644,15 @@ async def test_two_thousand_frames_leave_the_heap_as_flat_as_the_first(page: Pag
 
 async def test_live_at_ten_hertz_costs_a_small_share_of_a_core(page: Page, server: FakeServer) -> None:
     await opened(page, server)
+    shares = []
     async with live(server):
         await asyncio.sleep(2)
-        before = await page.metrics()
-        await asyncio.sleep(4)
-        after = await page.metrics()
-    busy = (after["TaskDuration"] - before["TaskDuration"]) / (after["Timestamp"] - before["Timestamp"])
-    assert busy < 0.25, f"{busy:.1%} of a core in the tab's main thread"
+        for _ in range(2):
+            before, start = await page.metrics(), time.monotonic()
+            await asyncio.sleep(3)
+            after, end = await page.metrics(), time.monotonic()
+            shares.append((after["TaskDuration"] - before["TaskDuration"]) / (end - start))
+    assert min(shares) < 0.05, f"{shares} of a core in the main thread of the tab"
 
 
 async def test_nothing_is_drawn_while_the_tab_is_hidden(page: Page, server: FakeServer) -> None:
