@@ -10,8 +10,8 @@ import { createGate } from "./panels/gate.js";
 import { createHealth } from "./panels/health.js";
 import { createLanes } from "./panels/lanes.js";
 import { createOverview } from "./panels/overview.js";
-import { createReplay } from "./panels/replay.js";
 import { createRequests } from "./panels/requests.js";
+import { createRuns } from "./panels/runs.js";
 import { createSql } from "./panels/sql.js";
 import { createStrip } from "./panels/strip.js";
 import { condition, initial, received, reduce } from "./state.js";
@@ -199,7 +199,7 @@ class Page {
       lanes: createLanes(shared),
       gate: createGate(shared),
       sql: createSql(shared),
-      replay: createReplay(shared),
+      runs: createRuns(shared),
       telemetry: createHealth(shared),
     };
   }

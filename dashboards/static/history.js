@@ -1,6 +1,6 @@
 // What the charts draw: half-second bins of one hour in fixed rings, so that a page left open does not grow.
 
-const GAUGES = ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "tpot_p99", "active", "waiting", "kv", "plain"];
+const GAUGES = ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "tpot_p99", "active", "waiting", "kv", "cached", "plain"];
 
 export class History {
   constructor(lanes, { binSeconds = 0.5, bins = 7200, marks = 200 } = {}) {
@@ -51,6 +51,7 @@ export class History {
     columns.active[at] = stats.active;
     columns.waiting[at] = stats.waiting;
     columns.kv[at] = stats.kv_total_tokens ? stats.kv_used_tokens / stats.kv_total_tokens : NaN;
+    columns.cached[at] = stats.kv_total_tokens ? stats.cached_tokens / stats.kv_total_tokens : NaN;
     columns.plain[at] = stats.plain_tokens_per_s ?? NaN;
     this.version += 1;
   }

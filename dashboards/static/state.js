@@ -27,9 +27,7 @@ export const initial = Object.freeze({
   log: [],
   problem: null,
   turns: [],
-  query: null,
-  views: null,
-  runs: null,
+  queries: {},
   replay: null,
   paused: false,
   pausedAt: 0,
@@ -78,6 +76,7 @@ const HANDLERS = {
   problem: (state, message, at) => ({
     ...state,
     problem: { message: message.message, at },
+    replay: state.stats === null ? null : state.replay, // the answer to a replay that cannot start
     turns: message.request_id
       ? change(state.turns, message.request_id, (turn) => refusedOrLost(turn, message.message))
       : state.turns,
@@ -200,14 +199,14 @@ const HANDLERS = {
   },
 
   // ---- SQL, replay, pause
-  query_asked: (state, { query_id, sql, purpose }, at) => ({
+  query_asked: (state, { query_id, sql, purpose }) => ({
     ...state,
-    [purpose]: { id: query_id, sql, at, result: null, before: state[purpose]?.result ?? null },
+    queries: { ...state.queries, [purpose]: { id: query_id, sql, result: null } },
   }),
-  query_result: (state, message, at) => {
-    const purpose = ["query", "views", "runs"].find((key) => state[key]?.id === message.query_id);
+  query_result: (state, message) => {
+    const purpose = Object.keys(state.queries).find((key) => state.queries[key].id === message.query_id);
     if (!purpose) return state;
-    return { ...state, [purpose]: { ...state[purpose], result: filled(message), answeredAt: at } };
+    return { ...state, queries: { ...state.queries, [purpose]: { ...state.queries[purpose], result: filled(message) } } };
   },
   replay_asked: (state, { run, action, speed, position, duration, startedAt }) => {
     if (action === "stop") return { ...state, replay: null, stats: null, recent: [], gate: null, requests: [] };
@@ -323,8 +322,8 @@ export function condition(state, at) {
   if (link.status !== "open") return link.ever ? "disconnected" : "connecting";
   if (engine.state === "failed") return "failed";
   if (engine.state !== "ready") return "loading";
-  if (!state.stats) return "empty";
   if (state.replay) return "replay";
+  if (!state.stats) return "empty";
   return at - state.statsAt > STALE_AFTER_S ? "stale" : "live";
 }
 

@@ -327,10 +327,13 @@ def answer_query(query: wire.Query) -> wire.QueryResult:
         return wire.QueryResult(
             query_id=query.query_id, columns=("view_name", "comment"), types=("VARCHAR",) * 2, rows=rows
         )
-    if "FROM runs" in query.sql:
-        columns = ("run_id", "started", "seconds", "state", "model", "device")
-        row = ("run-7", "2026-01-02T10:00:00", 90.0, "ended", "SmolLM2-135M-Instruct", "cpu")
-        return wire.QueryResult(query_id=query.query_id, columns=columns, types=("VARCHAR",) * 6, rows=(row,))
+    if "run_list" in query.sql:
+        columns = ("run", "run_id", "started", "seconds", "state", "model", "device")
+        row = (7, "run-7", "2026-01-02T10:00:00", 90.0, "ended", "SmolLM2-135M-Instruct", "cpu")
+        types = ("INTEGER", "VARCHAR", "TIMESTAMP", "DOUBLE", "VARCHAR", "VARCHAR", "VARCHAR")
+        return wire.QueryResult(query_id=query.query_id, columns=columns, types=types, rows=(row,))
+    if "losses_by_kind" in query.sql:
+        return wire.QueryResult(query_id=query.query_id, columns=("kind", "lost"), types=("VARCHAR", "BIGINT"))
     if "nonsense" in query.sql:
         return wire.QueryResult(query_id=query.query_id, error="There is no table 'nonsense'. Did you mean 'requests'?")
     steps = tuple((index, f"lane-{index}", index * 1.25, None) for index in range(40))
@@ -346,7 +349,7 @@ def answer_query(query: wire.Query) -> wire.QueryResult:
 @contextlib.asynccontextmanager
 async def running(server: FakeServer) -> AsyncIterator[FakeServer]:
     """The server on a free port of the loopback; the port stays the same for the whole test."""
-    app = Starlette(routes=[*routes(), WebSocketRoute("/wire", server.serve)])
+    app = Starlette(routes=[*routes(), WebSocketRoute(wire.WIRE_PATH, server.serve)])
     config = uvicorn.Config(
         app, host="127.0.0.1", port=server.port, log_level="error", ws="websockets-sansio", lifespan="off"
     )

@@ -39,6 +39,7 @@ const stats = (time, more = {}) => ({
   waiting: 0,
   kv_used_tokens: 10,
   kv_total_tokens: 100,
+  cached_tokens: 5,
   ...more,
 });
 

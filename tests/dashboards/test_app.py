@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from dashboards.app import STATIC, assets, routes
 from dashboards.panels import words
+from engine.protocol.wire import WIRE_PATH
 from telemetry.names import Finish, GateReason, Lane, Refusal
 
 SOURCES = sorted(
@@ -33,6 +34,10 @@ def test_the_index_has_a_strict_policy_and_no_inline_code(client: TestClient) ->
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "no-referrer"
     assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=|javascript:", answer.text)
+
+
+def test_the_index_names_the_path_of_the_wire(client: TestClient) -> None:
+    assert f'data-wire="{WIRE_PATH}"' in client.get("/").text
 
 
 def test_every_file_that_the_index_names_is_served(client: TestClient) -> None:

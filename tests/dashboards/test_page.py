@@ -243,6 +243,25 @@ async def test_a_query_fills_the_table_and_an_error_is_a_sentence(page: Page, se
     await page.until("document.querySelector('#panel-sql .error').textContent.includes('Did you mean')")
 
 
+async def test_a_replay_that_the_server_refuses_leaves_the_page_live(page: Page, server: FakeServer) -> None:
+    await opened(page, server, "runs")
+    await page.click("[data-run=run-7] button")
+    await page.until(f"{CONDITION} === 'replay'")
+    await server.send(wire.Problem(message="This server cannot replay runs."), stats())
+    await page.until(f"{CONDITION} === 'live'")
+    assert "cannot replay" in await page.text("#message")
+
+
+async def test_a_report_has_a_section_for_each_view_and_says_when_one_is_empty(page: Page, server: FakeServer) -> None:
+    await opened(page, server, "runs")
+    await page.click("[data-run=run-7] button[aria-label^=Report]")
+    await page.until("document.querySelectorAll('.report section').length === 10")
+    await page.until("document.querySelectorAll('.report [data-view=lanes] tbody tr').length === 20")
+    assert "Nothing of this kind" in await page.text(".report [data-view=losses_by_kind]")
+    asked = [query.sql for query in server.of(wire.Query) if "WHERE run = 7" in query.sql]
+    assert len(asked) == 10
+
+
 # ---- states -------------------------------------------------------------------------------------------------
 
 
@@ -336,9 +355,9 @@ async def test_pause_keeps_the_figures_still_and_goes_on_collecting(page: Page, 
 
 
 async def test_a_replay_shows_the_past_and_ends_with_the_present(page: Page, server: FakeServer) -> None:
-    await opened(page, server, "replay")
+    await opened(page, server, "runs")
     await page.click("[data-run=run-7] button")
-    await page.until(f"{CONDITION} === 'replay' || {CONDITION} === 'empty'")
+    await page.until(f"{CONDITION} === 'replay'")
     await server.send(stats(tokens_per_s=999.0))
     past = time.time() - 5000
     for index in range(30):
@@ -495,7 +514,7 @@ async def test_the_keyboard_alone_reaches_a_lever_and_changes_it(page: Page, ser
 
 
 @pytest.mark.parametrize(
-    "view", ["overview", "chat", "levers", "requests", "lanes", "gate", "sql", "replay", "telemetry"]
+    "view", ["overview", "chat", "levers", "requests", "lanes", "gate", "sql", "runs", "telemetry"]
 )
 async def test_nothing_overflows_a_narrow_screen(page: Page, server: FakeServer, view: str) -> None:
     await page.size(360, 740)
@@ -536,7 +555,7 @@ async def test_every_control_has_a_name(page: Page, server: FakeServer) -> None:
 
 async def ask_in_all_panels(page: Page) -> None:
     """Every panel open at once, so that one look at the tree sees all controls."""
-    for view in ("chat", "levers", "requests", "lanes", "gate", "sql", "replay", "telemetry", "overview"):
+    for view in ("chat", "levers", "requests", "lanes", "gate", "sql", "runs", "telemetry", "overview"):
         await page.run(f"document.querySelector('#tab-{view}').click()")
     await page.run(
         "document.querySelectorAll('[role=tabpanel], details').forEach(e => { e.hidden = false; e.open = true; })"

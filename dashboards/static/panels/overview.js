@@ -67,11 +67,14 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
     }),
     new Chart({
       id: "c-kv",
-      title: "KV in use",
+      title: "KV pool",
       unit: "%",
       scale: 100,
       top: 100,
-      series: [{ name: "kv", label: "of the pool", colour: "--series-1" }],
+      series: [
+        { name: "kv", label: "in use", colour: "--series-1" },
+        { name: "cached", label: "prefix cache", colour: "--series-2", dash: "dashed" },
+      ],
     }),
     new Chart({
       id: "c-prefill",

@@ -60,21 +60,18 @@ export function createSql({ runQuery, say }) {
 
   function draw(result) {
     drawn = result;
-    const isNumber = result.types.map((type) => /INT|DOUBLE|FLOAT|DECIMAL|REAL/i.test(type));
-    const side = (index) => (isNumber[index] ? "right" : "left");
-    head.replaceChildren(h("tr", {}, result.columns.map((column, index) => h("th", { scope: "col", class: side(index), title: result.types[index], text: column }))));
-    body.replaceChildren(...result.rows.slice(0, SHOWN).map((row) => h("tr", {}, row.map((value, index) => h("td", { class: side(index), text: value === null ? "NULL" : cell(value) })))));
+    fillTable(head, body, result, SHOWN);
   }
 
   function render(state) {
     run.disabled = state.link.status !== "open";
-    const found = state.views?.result;
+    const { query, views: asked } = state.queries;
+    const found = asked?.result;
     const names = found && !found.error ? found.rows : [];
     list(views, names, ([name]) => name, ([name, comment]) => h("li", {}, h("button", { type: "button", class: "link", text: name, on: { click: () => open(name) } }), comment && h("p", { class: "quiet", text: comment })));
     show(noViews, !names.length);
-    text(noViews, !state.views ? "Asked when this opens." : !found ? "Asking for the views …" : found.error || "The database has no named views.");
+    text(noViews, !asked ? "Asked when this opens." : !found ? "Asking for the views …" : found.error || "The database has no named views.");
     show(again, Boolean(found) && !names.length);
-    const { query } = state;
     const result = query?.result;
     show(error, Boolean(result?.error));
     text(error, result?.error ?? "");
@@ -93,9 +90,17 @@ export function createSql({ runQuery, say }) {
       h("div", { class: "stack" }, h("form", { class: "composer", on: { submit: (event) => (event.preventDefault(), ask()) } }, input, h("div", { class: "buttons" }, run, copy, h("p", { id: "sql-keys", class: "quiet", text: "Ctrl+Enter runs, Alt+↑ and Alt+↓ recall; read-only" }))), status, error, table),
     ),
     render,
-    opened: (state) => state.link.status === "open" && (!state.views || state.views.result?.error) && askViews(),
+    opened: (state) => state.link.status === "open" && (!state.queries.views || state.queries.views.result?.error) && askViews(),
     isInteractive: true,
   };
+}
+
+/** Head and body of a result: numbers to the right, NULL said as such. */
+export function fillTable(head, body, result, limit) {
+  const isNumber = result.types.map((type) => /INT|DOUBLE|FLOAT|DECIMAL|REAL/i.test(type));
+  const side = (index) => (isNumber[index] ? "right" : "left");
+  head.replaceChildren(h("tr", {}, result.columns.map((column, index) => h("th", { scope: "col", class: side(index), title: result.types[index], text: column }))));
+  body.replaceChildren(...result.rows.slice(0, limit).map((row) => h("tr", {}, row.map((value, index) => h("td", { class: side(index), text: value === null ? "NULL" : cell(value) })))));
 }
 
 const cell = (value) => (typeof value === "object" ? JSON.stringify(value) : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(8))) : String(value));

@@ -1,14 +1,16 @@
-// Replay: any recorded run in the same panels as live, with pause, speed and a scrubber.
+// Runs: every recorded run, replayed in the same panels as live with pause, speed and scrubber, or as a report.
 
 import { attr, h, list, show, text } from "../dom.js";
 import { NOTHING, span } from "../format.js";
+import { createReport } from "./report.js";
 
-const RUNS = `SELECT run_id, started, epoch(coalesce(ended, last_record) - started) AS seconds, state, model, device
-FROM runs ORDER BY started DESC LIMIT 200`;
+const RUNS = `SELECT run, run_id, started, epoch(until - started) AS seconds, state, model, device
+FROM run_list LIMIT 200`;
 const SPEEDS = [0.5, 1, 2, 5, 10, 30];
 const LONGEST_UNKNOWN_S = 3600;
 
-export function createReplay({ runQuery, control }) {
+export function createRuns({ runQuery, control }) {
+  const report = createReport(runQuery);
   const body = h("tbody");
   const head = h("thead");
   const empty = h("p", { class: "empty" });
@@ -38,13 +40,14 @@ export function createReplay({ runQuery, control }) {
 
   function draw(result) {
     drawn = result;
-    head.replaceChildren(h("tr", {}, COLUMNS.map(([, label]) => h("th", { scope: "col", text: label })), h("th", { scope: "col" }, h("span", { class: "hidden", text: "Replay" }))));
+    head.replaceChildren(h("tr", {}, COLUMNS.map(([, label]) => h("th", { scope: "col", text: label })), h("th", { scope: "col" }, h("span", { class: "hidden", text: "Actions" }))));
     const rows = result.rows.map((row) => Object.fromEntries(result.columns.map((column, index) => [column, row[index]])));
     body.replaceChildren(
       ...rows.map((row) => {
         const run = String(row.run_id);
         const start = h("button", { type: "button", class: "small", text: "Replay", "aria-label": `Replay ${run}`, on: { click: () => control({ action: "start", run, speed: Number(speed.value), position: 0, duration: Math.ceil(row.seconds ?? 0) }) } });
-        return h("tr", { "data-run": run }, COLUMNS.map(([name, , show_], index) => h(index ? "td" : "th", { scope: index ? null : "row", text: row[name] === null ? NOTHING : show_(row[name]) })), h("td", {}, start));
+        const read = h("button", { type: "button", class: "small", text: "Report", "aria-label": `Report of ${run}`, on: { click: () => report.open(run, row.run) } });
+        return h("tr", { "data-run": run }, COLUMNS.map(([name, , show_], index) => h(index ? "td" : "th", { scope: index ? null : "row", text: row[name] === null ? NOTHING : show_(row[name]) })), h("td", {}, start, " ", read));
       }),
     );
   }
@@ -60,18 +63,20 @@ export function createReplay({ runQuery, control }) {
       text(position, current.duration ? `${span(current.position)} of ${span(current.duration)}` : span(current.position));
       text(status, `Every panel shows run ${current.run} as it was${current.status === "paused" ? "; the replay is paused" : `, at ${current.speed} times its speed`}.`);
     }
-    const result = state.runs?.result;
+    const { runs } = state.queries;
+    const result = runs?.result;
     const usable = result && !result.error && result.columns.includes("run_id");
     if (usable && result !== drawn) draw(result);
     show(empty, !usable || !result.rows.length);
-    text(empty, !state.runs ? "Asked when this opens." : !result ? "Asking for the runs …" : result.error || "No run was recorded yet.");
+    text(empty, !runs ? "Asked when this opens." : !result ? "Asking for the runs …" : result.error || "No run was recorded yet.");
     show(again, Boolean(result));
+    report.render(state);
   }
 
   return {
-    element: h("div", { class: "stack" }, player, h("section", { class: "card", "aria-labelledby": "runs-title" }, h("h3", { id: "runs-title", text: "Recorded runs" }), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", { class: "grid wide" }, h("caption", { class: "hidden", text: "Runs" }), head, body)), empty, again)),
+    element: h("div", { class: "stack" }, player, h("section", { class: "card", "aria-labelledby": "runs-title" }, h("h3", { id: "runs-title", text: "Recorded runs" }), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Runs" }, h("table", { class: "grid wide" }, h("caption", { class: "hidden", text: "Runs" }), head, body)), empty, again), report.element),
     render,
-    opened: (state) => state.link.status === "open" && (!state.runs || state.runs.result?.error) && runQuery(RUNS, "runs", 200),
+    opened: (state) => state.link.status === "open" && (!state.queries.runs || state.queries.runs.result?.error) && runQuery(RUNS, "runs", 200),
     isInteractive: true,
   };
 }
