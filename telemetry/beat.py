@@ -7,7 +7,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAYOUT = struct.Struct("<8sqqq")
+_LAYOUT = struct.Struct("<8sqqqq")
+_RECEIVED = struct.Struct("<8sqqq")
+_SAFE = struct.Struct("<q")
 _MAGIC = b"METRALE1"
 
 
@@ -19,6 +21,8 @@ class Pulse:
     """Records put into the queue in this session."""
     time_us: int
     """Unix microseconds of the last of them."""
+    journal_us: int
+    """Unix microseconds up to which records were safe, in the journal or in the database."""
 
 
 def path_of(database: Path) -> Path:
@@ -28,10 +32,10 @@ def path_of(database: Path) -> Path:
 def read(database: Path) -> Pulse | None:
     """The last pulse of an owner that did not close; None where there is none."""
     try:
-        magic, session, accepted, time_us = _LAYOUT.unpack(path_of(database).read_bytes()[: _LAYOUT.size])
+        magic, session, accepted, time_us, journal_us = _LAYOUT.unpack(path_of(database).read_bytes()[: _LAYOUT.size])
     except (OSError, struct.error):
         return None
-    return Pulse(session, accepted, time_us) if magic == _MAGIC else None
+    return Pulse(session, accepted, time_us, journal_us) if magic == _MAGIC else None
 
 
 class Beat:
@@ -48,10 +52,17 @@ class Beat:
         except OSError:
             return
         self.write(0, session)
+        self.safe(session)
 
     def write(self, accepted: int, time_us: int) -> None:
+        """Records were received."""
         if self._map is not None:
-            _LAYOUT.pack_into(self._map, 0, _MAGIC, self._session, accepted, time_us)
+            _RECEIVED.pack_into(self._map, 0, _MAGIC, self._session, accepted, time_us)
+
+    def safe(self, time_us: int) -> None:
+        """What was received up to `time_us` will be there after a kill."""
+        if self._map is not None:
+            _SAFE.pack_into(self._map, _RECEIVED.size, time_us)
 
     def close(self) -> None:
         """The owner ended in order: nothing is missing, so the file goes."""

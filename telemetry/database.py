@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import sys
@@ -11,8 +10,8 @@ from pathlib import Path
 import duckdb
 import platformdirs
 
-from telemetry import beat
-from telemetry.migrations import SchemaTooNewError, migrate, scalar, version_of
+from telemetry.migrations import SchemaTooNewError, migrate, version_of
+from telemetry.recovery import is_unsettled, settle
 from telemetry.schema import SCHEMA_VERSION
 
 Connection = duckdb.DuckDBPyConnection
@@ -50,7 +49,7 @@ def open_owned(path: Path, memory_mb: int = MEMORY_MB) -> Connection:
     connection = _connect(path, read_only=False)
     try:
         migrate(connection)
-        settle_interrupted(connection, path)
+        settle(connection, path)
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         # a failed query must not be able to fill the disk, and spilling is never needed for our own writes
         connection.execute(f"SET memory_limit = '{memory_mb}MB'")
@@ -74,7 +73,7 @@ def open_for_reading(path: Path) -> Connection:
             f"There is no database at {path}: start the engine once, or name a file with --db."
         )
     connection = _connect(path, read_only=True)
-    if version_of(connection) < SCHEMA_VERSION or _unsettled(connection):
+    if version_of(connection) < SCHEMA_VERSION or is_unsettled(connection, path):
         connection.close()
         open_owned(path).close()
         connection = _connect(path, read_only=True)
@@ -135,44 +134,3 @@ def lock_holder(path: Path) -> int | None:
         return None
     kind, pid = answer[0], answer[4]
     return pid if kind != fcntl.F_UNLCK and pid > 0 else None
-
-
-def _unsettled(connection: Connection) -> bool:
-    return bool(scalar(connection, "SELECT count(*) FROM runs WHERE state = 'running'"))
-
-
-_LAST_RECORD = """
-SELECT max(t) FROM (
-  SELECT max(start + to_microseconds(dur_us)) t FROM lane_steps WHERE run = $run
-  UNION ALL SELECT max(finished) FROM requests WHERE run = $run
-  UNION ALL SELECT max(time) FROM health WHERE run = $run
-  UNION ALL SELECT max(time) FROM lever_changes WHERE run = $run
-  UNION ALL SELECT started FROM runs WHERE run = $run)
-"""
-
-
-def settle_interrupted(connection: Connection, path: Path) -> None:
-    """Mark runs without an end as interrupted and state what is missing: records received, but not committed."""
-    running = connection.execute("SELECT run FROM runs WHERE state = 'running' ORDER BY run").fetchall()
-    for (run,) in running:
-        connection.execute(
-            f"UPDATE runs SET state = 'interrupted', last_record = ({_LAST_RECORD}),"
-            " records = (SELECT coalesce(sum(records), 0) FROM flushes WHERE run = $run),"
-            " heartbeat = (SELECT max(time) FROM flushes WHERE run = $run) WHERE run = $run",
-            {"run": run},
-        )
-    pulse = beat.read(path)
-    if running and pulse is not None:
-        run = running[-1][0]
-        committed = connection.execute(
-            "SELECT coalesce(sum(records), 0), max(time) FROM flushes WHERE session = ? HAVING max(run) = ?",
-            [pulse.session, run],
-        ).fetchall()
-        if committed:
-            connection.execute(
-                "UPDATE runs SET missing = greatest(0, ? - ?), heartbeat = make_timestamp(?),"
-                " gap_ms = greatest(0, ? - epoch_us(?)) / 1000 WHERE run = ?",
-                [pulse.accepted, committed[0][0], pulse.time_us, pulse.time_us, committed[0][1], run],
-            )
-    with contextlib.suppress(OSError):
-        beat.path_of(path).unlink()

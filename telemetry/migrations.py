@@ -77,9 +77,9 @@ CREATE TABLE runs (
   records BIGINT, model VARCHAR, device VARCHAR, dtype VARCHAR, levers VARCHAR, versions VARCHAR,
   kv_tokens BIGINT, block_size INTEGER, clock_ns BIGINT, unix_ns BIGINT, trace_id VARCHAR, span_base VARCHAR);
 
-CREATE TABLE request_keys (
-  request_no UINTEGER, run INTEGER, request_id VARCHAR, trace_id VARCHAR, span_id VARCHAR);
-CREATE TABLE batches (batch_no UINTEGER, run INTEGER, requests UINTEGER[]);
+CREATE TABLE request_keys (request_no UINTEGER, run INTEGER, request_id VARCHAR);
+CREATE TABLE batches (
+  batch_no UINTEGER, run INTEGER, requests UINTEGER[], links STRUCT(trace UUID, span UBIGINT)[]);
 
 CREATE TABLE requests (
   run INTEGER, request_no UINTEGER, request_id VARCHAR, operation VARCHAR, conversation_id VARCHAR,
@@ -107,7 +107,8 @@ CREATE TABLE lane_steps (
 CREATE TABLE gate_decisions (
   run INTEGER, step_id BIGINT, time TIMESTAMP, mode VARCHAR, arm VARCHAR, reason gate_reason_name,
   arms STRUCT("name" VARCHAR, tokens_per_s FLOAT, deviation FLOAT, age INTEGER, stale BOOLEAN)[],
-  margin FLOAT, losses UTINYINT, depth UINTEGER, width_bucket USMALLINT, tokens_until_probe INTEGER, pinned BOOLEAN);
+  margin FLOAT, losses UTINYINT, depth UINTEGER, width_bucket USMALLINT, tokens_until_probe INTEGER, pinned BOOLEAN,
+  is_change BOOLEAN);
 
 CREATE TABLE lever_changes (
   run INTEGER, change_id VARCHAR, time TIMESTAMP, tick BIGINT, name VARCHAR, old VARCHAR, new VARCHAR,

@@ -145,7 +145,13 @@ def _shares(shares: Sequence[tuple[Any, ...]]) -> pa.Array:
     return pa.ListArray.from_arrays(_offsets(lengths), values)
 
 
-def gates(run: int, records: Sequence[GateRecord], offset_us: int) -> pa.Table:
+def gate_state(record: GateRecord) -> tuple[str, str, str]:
+    return record.mode, record.arm, record.reason
+
+
+def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple[str, str, str] | None) -> pa.Table:
+    """`before`: mode, arm and reason of the decision before these; a row that differs from its last is a change."""
+    states = [gate_state(record) for record in records]
     lengths = np.fromiter((len(record.arms) for record in records), np.int32, len(records))
     flat = list(chain.from_iterable(record.arms for record in records))
     names, speeds, deviations, ages, stale = zip(*flat, strict=True) if flat else ((), (), (), (), ())
@@ -174,6 +180,7 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int) -> pa.Table:
             "width_bucket": pa.array(np.array([record.width_bucket for record in records], np.uint16)),
             "tokens_until_probe": pa.array(np.array([record.tokens_until_probe for record in records], np.int32)),
             "pinned": pa.array([record.pinned for record in records], pa.bool_()),
+            "is_change": pa.array([state != last for state, last in zip(states, [before, *states], strict=False)]),
         }
     )
 
@@ -241,25 +248,28 @@ def phases_ms(record: RequestRecord) -> dict[str, float | None]:
     }
 
 
-def request_keys(run: int, run_id: str, keys: Sequence[tuple[int, str]]) -> pa.Table:
-    ids = [derived_ids(run_id, request_id) for _, request_id in keys]
+def request_keys(run: int, keys: Sequence[tuple[int, str]]) -> pa.Table:
     return pa.table(
         {
             "request_no": pa.array([number for number, _ in keys], pa.uint32()),
             "run": constant(run, len(keys)),
             "request_id": pa.array([request_id for _, request_id in keys], pa.string()),
-            "trace_id": pa.array([trace_id for trace_id, _ in ids], pa.string()),
-            "span_id": pa.array([span_id for _, span_id in ids], pa.string()),
         }
     )
 
 
-def batches(run: int, sets: Sequence[tuple[int, list[int]]]) -> pa.Table:
+_LINKS = pa.list_(pa.struct([("trace", pa.string()), ("span", pa.uint64())]))
+
+
+def batches(run: int, sets: Sequence[tuple[int, list[int], list[tuple[str, str]]]]) -> pa.Table:
+    """Sets of requests: number, numbers of the requests, (trace id, span id) of each."""
+    links = [[{"trace": trace, "span": int(span, 16)} for trace, span in spans] for _, _, spans in sets]
     return pa.table(
         {
-            "batch_no": pa.array([number for number, _ in sets], pa.uint32()),
+            "batch_no": pa.array([number for number, _, _ in sets], pa.uint32()),
             "run": constant(run, len(sets)),
-            "requests": pa.array([requests for _, requests in sets], pa.list_(pa.uint32())),
+            "requests": pa.array([requests for _, requests, _ in sets], pa.list_(pa.uint32())),
+            "links": pa.array(links, _LINKS),
         }
     )
 

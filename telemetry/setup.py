@@ -60,7 +60,9 @@ class Telemetry:
     def announce(self, request_id: str, prompt_tokens: int = 0, conversation_id: str = "", trace_id: str = "") -> None:
         """A request was accepted: it shows as waiting, and steps link to the caller's trace."""
         self.hub.announce(request_id, prompt_tokens, conversation_id)
-        self.spans.announce(request_id, trace_id)
+        if trace_id:
+            self.spans.announce(request_id, trace_id)
+            self.store.announce(request_id, trace_id)
 
     @property
     def trouble(self) -> str:
@@ -69,6 +71,7 @@ class Telemetry:
 
     def query(self, sql: str, limits: Limits = DEFAULT_LIMITS) -> Result:
         """Answer one read-only statement; blocks the calling thread up to the time limit. Raises `QueryError`."""
+        self.store.freshen()
         try:
             cursor = self.store.cursor()
         except StoreError as error:

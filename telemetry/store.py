@@ -16,6 +16,7 @@ import duckdb
 
 from telemetry.beat import Beat
 from telemetry.database import Connection, StoreError, first_line, open_owned
+from telemetry.journal import Journal
 from telemetry.migrations import scalar
 from telemetry.record import AnyRecord
 from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
@@ -23,11 +24,15 @@ from telemetry.views import create_views
 from telemetry.writer import Flush, RunContext, Writer
 
 FLUSH_S = 0.25
+"""How often records go into the journal: what `kill -9` can cost at most."""
+COMMIT_S = 2.0
+"""How often the journal goes into the database; a query that asks for the newest does not wait for it."""
 CAPACITY = 262_144
 """Records that wait at most: four minutes at 1,000 a second, two checkpoints at 100,000 a second."""
-_BATCH = 65_536
+_BATCH = 32_768
 _ROWS_CAPACITY = 16_384
 _RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
+_ANNOUNCED = 65_536
 _ROOM_BYTES = 8 * 1024 * 1024
 
 _MAINTAIN_EVERY_S = 3600.0
@@ -50,6 +55,7 @@ class Store:
         capacity: int = CAPACITY,
         clock_ns: Clock = time.time_ns,
         retention: Retention = KEEP,
+        commit_s: float = COMMIT_S,
     ) -> None:
         """Open or create the file. Raises `StoreError`."""
         self.path = path
@@ -57,6 +63,7 @@ class Store:
         self.losses: Counter[str] = Counter()
         """Dropped since the store was opened, by kind."""
         self._flush_s = flush_s
+        self._commit_s = commit_s
         self._retention = retention
         self._maintain_at = 0.0
         self._capacity = capacity
@@ -65,15 +72,18 @@ class Store:
         self._records: deque[AnyRecord] = deque()
         self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
         self._unwritten: Counter[str] = Counter()
-        self._pending: Flush | None = None
+        self._announced: dict[str, str] = {}
+        self._staged: list[AnyRecord] = []
+        self._committed_at = time.monotonic()
+        self._wanted = False
         self._context: RunContext | None = None
         self._accepted = 0
-        self._taken = 0
         self._settled = 0
         self._wake = threading.Event()
         self._idle = threading.Condition()
         self._end: str | None = None
         self._failures = 0
+        self._is_replaced = False
         self._retry_at = 0.0
         self._database_guard = threading.Lock()
         self._connection: Connection | None = None
@@ -87,7 +97,7 @@ class Store:
     def put(self, records: Sequence[AnyRecord], lost: int = 0) -> None:
         """Queue records; what does not fit is dropped and counted by kind. `lost`: dropped before they came here."""
         with self._guard:
-            room = self._capacity - len(self._records)
+            room = self._capacity - len(self._records) - len(self._staged)
             kept = records if len(records) <= room else records[: max(0, room)]
             self._records.extend(kept)
             self._accepted += len(kept)
@@ -112,9 +122,16 @@ class Store:
             with self._guard:
                 self._lose(kind, count)
 
+    def announce(self, request_id: str, trace_id: str) -> None:
+        """The caller's trace of a request that was just accepted: its steps link to it."""
+        with self._guard:
+            self._announced[request_id] = trace_id
+            if len(self._announced) > _ANNOUNCED:
+                del self._announced[next(iter(self._announced))]
+
     @property
     def queued(self) -> int:
-        return len(self._records) + (len(self._pending.records) if self._pending else 0)
+        return len(self._records) + len(self._staged)
 
     @property
     def run(self) -> int:
@@ -134,13 +151,19 @@ class Store:
             target = self._accepted
         deadline = time.monotonic() + timeout_s
         with self._idle:
-            while self._settled < target or self._rows or self._unwritten or self._pending:
+            while self._settled < target or self._rows or self._unwritten:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
                     return False
+                self._wanted = True
                 self._wake.set()
                 self._idle.wait(min(left, 0.05))
         return True
+
+    def freshen(self, age_s: float = 0.5) -> None:
+        """Before a query: bring in what is older than `age_s`, without waiting for a database in trouble."""
+        if self.queued and time.monotonic() - self._committed_at > age_s and not self.trouble:
+            self.flush(2.0)
 
     def end_run(self, reason: str) -> None:
         """The engine is gone: what comes next belongs to another run."""
@@ -168,59 +191,69 @@ class Store:
             self._tick()
         self._retry_at = 0.0
         self._tick()
-        while (self._records or self._rows) and not self.trouble:
-            self._tick()
         self._close(self._end)
 
     def _tick(self) -> None:
-        if time.monotonic() < self._retry_at:
-            return
-        try:
-            if self._connection is None:
-                self._reopen()
-            self._check_file()
-            if self._connection is None:
-                return
-            while (flush := self._next()) is not None:
-                self._write(flush)
-                if self._end is None and len(self._records) < _BATCH:
-                    break
-            self._maintain()
-        except (duckdb.Error, OSError, StoreError) as error:
-            self._fail(error)
+        self._stage()
+        if time.monotonic() >= self._retry_at:
+            try:
+                self._reach()
+                if self._is_due():
+                    self._commit()
+                self._maintain()
+            except (duckdb.Error, OSError, StoreError) as error:
+                self._fail(error)
         with self._idle:
             self._idle.notify_all()
 
-    def _next(self) -> Flush | None:
-        """What to write now; a batch that failed before comes first."""
-        if self._pending is None:
-            with self._guard:
-                count = min(len(self._records), _BATCH)
-                if not (count or self._rows or self._unwritten):
-                    return None
-                records = [self._records.popleft() for _ in range(count)]
-                table_rows = list(self._rows)
-                self._rows.clear()
-                losses = dict(self._unwritten)
-                self._unwritten.clear()
-            self._taken += len(records)
-            self._pending = Flush(records, table_rows, losses, self.queued)
-        return self._pending
+    def _stage(self) -> None:
+        """Move what was put into the journal, where it is safe from a kill."""
+        with self._guard:
+            records = [self._records.popleft() for _ in range(len(self._records))]
+            self._staged += records
+            now_us = self._clock_ns() // 1000
+        if records and len(records) < _BATCH:
+            try:
+                self._journal.append(self._writer.next_seq, records)
+            except OSError as error:
+                self.trouble = self._sentence(error)
+                return  # they stay in memory, and the commit may still succeed
+        self._beat.safe(now_us)
 
-    def _write(self, flush: Flush) -> None:
+    def _is_due(self) -> bool:
+        waiting = bool(self._staged or self._rows or self._unwritten)
+        late = time.monotonic() - self._committed_at >= self._commit_s
+        return waiting and (late or self._wanted or self._end is not None or len(self._staged) >= _BATCH)
+
+    def _commit(self) -> None:
+        with self._guard:
+            flush = Flush(self._staged, list(self._rows), dict(self._unwritten), len(self._records))
         with self._database_guard:
             self._writer.commit(flush, self._clock_ns() // 1000)
-        for kind, count in self._writer.malformed.items():
-            self.losses[kind] += count
+        with self._guard:
+            self._settled += len(flush.records)
+            self._staged = []
+            for _ in flush.rows:
+                self._rows.popleft()
+            self._unwritten.subtract(flush.losses)
+            self._unwritten = +self._unwritten
+            self.losses.update(self._writer.malformed)
+        self._journal.clear()
         self._context = self._writer.context
-        self._settled = self._taken
-        self._pending = None
+        self._committed_at = time.monotonic()
+        self._wanted = False
         self._failures = 0
         self.trouble = ""
 
+    def _reach(self) -> None:
+        """Have the file open, and have it be the one at the path."""
+        if self._connection is None:
+            self._reopen()
+        self._check_file()
+
     def _maintain(self) -> None:
         """Once an hour, when nothing waits: let go of what is older or more than is kept."""
-        if time.monotonic() < self._maintain_at or self.queued or self._end is not None or self._connection is None:
+        if time.monotonic() < self._maintain_at or self._records or self._end is not None or self._connection is None:
             return
         self._maintain_at = time.monotonic() + _MAINTAIN_EVERY_S
         with self._database_guard:
@@ -233,6 +266,8 @@ class Store:
             create_views(self._connection)
             session = self._clock_ns() // 1000
             self._writer = Writer(self._connection, session, self._context)
+            self._writer.announced = self._announced
+            self._journal = Journal(self.path)
             self._beat = Beat(self.path, session)
             self._identity = _identity(self.path)
         except BaseException:
@@ -250,12 +285,31 @@ class Store:
             self._open()
 
     def _reopen(self) -> None:
-        with self._database_guard:
-            self._open()
+        """Raises `StoreError`. The journal begins again with what the new file does not have."""
         with self._guard:
-            self._accepted = len(self._records) + (len(self._pending.records) if self._pending else 0)
-            self._taken = len(self._pending.records) if self._pending else 0
+            kept = list(self._staged)
+        self._journal.close()  # or the open would take it for that of a killed owner
+        with self._database_guard:
+            try:
+                self._open()
+            except StoreError:
+                if not self._set_aside_wal():
+                    raise
+                self._open()
+        with self._guard:
+            self._accepted = len(self._records) + len(kept)
             self._settled = 0
+        if kept:
+            self._journal.append(self._writer.next_seq, kept)
+
+    def _set_aside_wal(self) -> bool:
+        """The write-ahead log of a file that was replaced under us fits no other; it is kept under another name."""
+        wal = self.path.with_name(self.path.name + ".wal")
+        if not self._is_replaced or not wal.exists():
+            return False
+        self._is_replaced = False
+        os.replace(wal, wal.with_name(wal.name + ".replaced"))
+        return True
 
     def _check_file(self) -> None:
         """A file that was deleted or replaced takes our writes silently; notice it, and begin anew at the path."""
@@ -263,6 +317,7 @@ class Store:
         if now == self._identity:
             return
         what = "deleted" if now is None else "replaced"
+        self._is_replaced = True
         gone = self._committed()
         self._drop_connection()
         self.lose(f"database {what}", gone)
@@ -315,6 +370,7 @@ class Store:
                 self._writer.end_run(reason, self._clock_ns() // 1000)
                 connection.execute("CHECKPOINT")
                 if not self.trouble:
+                    self._journal.close()
                     self._beat.close()
                 connection.close()
             except duckdb.Error as error:

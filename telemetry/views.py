@@ -33,13 +33,8 @@ _GATE_ATTRIBUTES = ", ".join(
     )
 )  # fmt: skip
 # Lane steps and gate decisions are stored once, in their typed tables; their spans are composed when asked for.
-# Requests that run together stay together for many steps, so the links are those of a few sets.
+# Requests that run together stay together for many steps, so links are kept once per set of requests.
 _SPANS = f"""
-WITH linked AS (
-  SELECT b.batch_no,
-    list({{'trace_id': coalesce(q.trace_id, k.trace_id), 'span_id': k.span_id}} ORDER BY place) AS links
-  FROM (SELECT batch_no, unnest(requests) AS request_no, generate_subscripts(requests, 1) AS place FROM batches) b
-  JOIN request_keys k USING (request_no) LEFT JOIN requests q USING (request_no) GROUP BY b.batch_no)
 SELECT trace_id, span_id, parent_span_id, name, kind, start, dur_us, status, attributes, events, links, run
 FROM spans_recorded
 UNION ALL
@@ -49,8 +44,10 @@ SELECT trace_id, span_base || '1000000000', '', 'engine.run', 'INTERNAL', starte
 FROM runs
 UNION ALL
 SELECT r.trace_id, r.span_base || '5' || format('{{:09x}}', step_id), r.span_base || '1000000000',
-  'lane.' || lane, 'INTERNAL', start, dur_us, 'UNSET', json_object({_STEP_ATTRIBUTES})::VARCHAR, '[]', l.links, s.run
-FROM lane_steps s JOIN runs r USING (run) LEFT JOIN linked l USING (batch_no)
+  'lane.' || lane, 'INTERNAL', start, dur_us, 'UNSET', json_object({_STEP_ATTRIBUTES})::VARCHAR, '[]', 
+  list_transform(b.links, lambda link:
+    {{'trace_id': replace(link.trace::VARCHAR, '-', ''), 'span_id': format('{{:016x}}', link.span)}}), s.run
+FROM lane_steps s JOIN runs r USING (run) LEFT JOIN batches b USING (batch_no)
 UNION ALL
 SELECT r.trace_id, r.span_base || '6' || format('{{:09x}}', step_id),
   r.span_base || '5' || format('{{:09x}}', step_id),
@@ -103,13 +100,13 @@ FROM step_rollup GROUP BY run, minute, lane HAVING sum(drafted) > 0 ORDER BY run
     ),
     _view(
         "gate_timeline",
-        "Every decision of the gate that was not a plain hold, with what it knew of both arms.",
+        "Every change of what the gate does: mode, arm or reason, with what it knew of both arms then.",
         """
 SELECT run, time, step_id, mode, arm, reason,
   list_filter(arms, lambda a: a.name = 'plain')[1].tokens_per_s AS plain_tokens_per_s,
   list_filter(arms, lambda a: a.name <> 'plain')[1].tokens_per_s AS spec_tokens_per_s,
   margin, losses, depth, width_bucket, tokens_until_probe, pinned
-FROM gate_decisions WHERE reason IN ('probe', 'refresh', 'switch') ORDER BY run, step_id
+FROM gate_decisions WHERE is_change ORDER BY run, step_id
 """,
     ),
     _view(
@@ -177,11 +174,13 @@ FROM requests ORDER BY requests.total_ms DESC
         "latency_percentiles",
         "TTFT, time per output token, queue and total time of requests: p50, p95, p99 in milliseconds.",
         """
-SELECT run, measure, count(ms) AS requests, round(quantile_cont(ms, 0.5), 2) AS p50_ms,
-  round(quantile_cont(ms, 0.95), 2) AS p95_ms, round(quantile_cont(ms, 0.99), 2) AS p99_ms, round(max(ms), 2) AS max_ms
-FROM (UNPIVOT (SELECT run, ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms FROM requests)
-  ON ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms INTO NAME measure VALUE ms)
-GROUP BY run, measure ORDER BY run, measure
+SELECT run, measure, requests, round(q[1], 2) AS p50_ms, round(q[2], 2) AS p95_ms, round(q[3], 2) AS p99_ms, max_ms
+FROM (
+  SELECT run, measure, count(ms) AS requests, quantile_cont(ms, [0.5, 0.95, 0.99]) AS q, round(max(ms), 2) AS max_ms
+  FROM (UNPIVOT (SELECT run, ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms FROM requests)
+    ON ttft_ms, tpot_ms, queue_ms, prefill_ms, decode_ms, total_ms INTO NAME measure VALUE ms)
+  GROUP BY run, measure)
+ORDER BY run, measure
 """,
     ),
     _view(

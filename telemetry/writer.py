@@ -12,7 +12,7 @@ import duckdb
 import pyarrow as pa
 
 from telemetry import rollup, rows
-from telemetry.migrations import scalar
+from telemetry.migrations import Connection, scalar
 from telemetry.record import (
     AnyRecord,
     GateRecord,
@@ -27,7 +27,6 @@ from telemetry.record import (
     TokenRecord,
 )
 
-Connection = duckdb.DuckDBPyConnection
 _KEYS_KEPT = 65_536
 
 
@@ -81,11 +80,15 @@ class Writer:
         self._added_keys: list[str] = []
         self.context: RunContext | None = None
         self._resume = previous
+        self._gate_state: tuple[str, str, str] | None = None
+        self.announced: dict[str, str] = {}
+        """Trace ids of callers, by request; the owner fills it."""
         self.malformed: dict[str, int] = {}
 
     def commit(self, flush: Flush, now_us: int) -> None:
         """Write all of it or nothing. Raises `duckdb.Error`."""
-        saved = self.context, self._next_run, self._next_request, self._next_batch, self._keys, self._batches
+        counters = self._next_run, self._next_request, self._next_batch
+        saved = self.context, self._keys, self._batches, self._gate_state
         self._added_keys, self._added_batches = [], []
         self.malformed = {}
         begun = time.perf_counter()
@@ -94,7 +97,8 @@ class Writer:
             self._write(flush, now_us, begun)
             self._connection.execute("COMMIT")
         except BaseException:
-            self.context, self._next_run, self._next_request, self._next_batch, self._keys, self._batches = saved
+            self._next_run, self._next_request, self._next_batch = counters
+            self.context, self._keys, self._batches, self._gate_state = saved
             self._forget_added()
             try:
                 self._connection.execute("ROLLBACK")
@@ -104,6 +108,20 @@ class Writer:
         self._resume = None
         self._next_seq += 1
         self._forget_keys()
+
+    @property
+    def next_seq(self) -> int:
+        """The number of the next commit; the journal labels its frames with it."""
+        return self._next_seq
+
+    def adopt(self, context: RunContext) -> None:
+        """Go on with a run that the file already has."""
+        self.context = context
+        self._resume = None
+        known = self._connection.execute(
+            "SELECT request_id, request_no FROM request_keys WHERE run = ? ORDER BY request_no", [context.run]
+        ).fetchall()
+        self._keys = {request_id: int(number) for request_id, number in known[-_KEYS_KEPT:]}
 
     def end_run(self, reason: str, now_us: int) -> None:
         """State that the run ended in order."""
@@ -121,7 +139,7 @@ class Writer:
 
     def _write(self, flush: Flush, now_us: int, begun: float) -> None:
         if self._resume is not None:
-            self._begin(self._resume.record, now_us)
+            self._take_up(self._resume.record, now_us)
         encoded = 0.0
         for run_record, records in _by_run(flush.records):
             if run_record is not None:
@@ -138,6 +156,17 @@ class Writer:
         write_us = int((time.perf_counter() - begun - encoded) * 1e6)
         row = (run, self.session, self._next_seq, now_us, len(flush.records), flush.queued, int(encoded * 1e6))
         self._insert_rows([("flushes", (*row, write_us))])
+
+    def _take_up(self, record: RunRecord, now_us: int) -> None:
+        """The run that was being recorded when the file went out of reach, in this file or in another one."""
+        run = scalar(self._connection, "SELECT max(run) FROM runs WHERE run_id = ?", [record.run_id])
+        if run is None:
+            self._begin(record, now_us)
+            return
+        self.adopt(RunContext(run, record, (record.unix_ns - record.clock_ns) // 1000))
+        self._connection.execute(
+            "UPDATE runs SET state = 'running', missing = NULL, gap_ms = NULL WHERE run = ?", [run]
+        )
 
     def _begin(self, record: RunRecord, now_us: int) -> None:
         if self.context is not None:
@@ -190,7 +219,8 @@ class Writer:
                 ("step_time_rollup", rollup.step_times(run, batch)),
             ]
         if kind is GateRecord:
-            decisions = ("gate_decisions", rows.gates(run, group, offset))
+            decisions = ("gate_decisions", rows.gates(run, group, offset, self._gate_state))
+            self._gate_state = rows.gate_state(group[-1])
             return [decisions, ("gate_rollup", rollup.gates(run, group, offset))]
         if kind is RequestRecord:
             table = rows.requests(run, context.record.run_id, group, offset, self._number)
@@ -227,10 +257,18 @@ class Writer:
             return
         run, run_id = self.context.run, self.context.record.run_id
         if ids:
-            self._insert("request_keys", rows.request_keys(run, run_id, [(self._keys[key], key) for key in ids]))
+            self._insert("request_keys", rows.request_keys(run, [(self._keys[key], key) for key in ids]))
         if batches:
-            sets = [(self._batches[batch], [self._keys[key] for key in batch]) for batch in batches]
+            sets = [
+                (self._batches[batch], [self._keys[key] for key in batch], [self._span(run_id, key) for key in batch])
+                for batch in batches
+            ]
             self._insert("batches", rows.batches(run, sets))
+
+    def _span(self, run_id: str, request_id: str) -> tuple[str, str]:
+        """(trace id, span id): the caller's trace where it was announced."""
+        trace_id, span_id = rows.derived_ids(run_id, request_id)
+        return self.announced.get(request_id, trace_id), span_id
 
     def _forget_added(self) -> None:
         for request_id in self._added_keys:

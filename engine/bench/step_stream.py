@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -20,10 +21,10 @@ _REFUSED = {
 _SECOND_NS = 1_000_000_000
 
 
-def run_record(run_id: str = "bench", unix_ns: int = 1_700_000_000 * _SECOND_NS) -> RunRecord:
-    """The first record of a stream."""
+def run_record(run_id: str = "bench", unix_ns: int = 0) -> RunRecord:
+    """The first record of a stream that begins at `unix_ns`; 0 is now."""
     return RunRecord(
-        run_id, 0, unix_ns, "SmolLM2-135M", "cpu", "q4_1", {"num_drafts": 3, "mtp_gate": "auto"},
+        run_id, 0, unix_ns or time.time_ns(), "SmolLM2-135M", "cpu", "q4_1", {"num_drafts": 3, "mtp_gate": "auto"},
         {"metrale": "0"}, kv_tokens=65_536, block_size=16,
     )  # fmt: skip
 

@@ -1,0 +1,320 @@
+"""The store never raises into its caller, loses nothing in silence, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from engine.bench.step_stream import StepStream, run_record
+from telemetry import beat
+from telemetry.database import DatabaseLockedError, DatabaseUnreadableError, open_for_reading
+from telemetry.record import GateRecord, StepRecord
+from telemetry.store import Store
+from tests.telemetry.conftest import OpenStore
+
+
+def ask(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    return store.cursor().execute(sql).fetchall()
+
+
+def wait_until(claim: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not claim():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_every_record_put_becomes_a_row(open_store: OpenStore) -> None:
+    store = open_store()
+    records = StepStream().take(500)
+    store.put([run_record(), *records])
+    assert store.flush()
+    steps = sum(isinstance(record, StepRecord) for record in records)
+    gates = sum(isinstance(record, GateRecord) for record in records)
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(steps,)]
+    assert ask(store, "SELECT count(*) FROM gate_decisions") == [(gates,)]
+    assert ask(store, "SELECT sum(records) FROM flushes") == [(len(records) + 1,)]
+
+
+def test_a_full_queue_drops_the_newest_and_counts_them_by_kind_also_in_the_database(open_store: OpenStore) -> None:
+    store = open_store(capacity=100, flush_s=30.0, commit_s=30.0)
+    records = [record for record in StepStream().take(200) if isinstance(record, StepRecord)]
+    store.put([run_record(), *records])
+    assert store.losses["StepRecord"] == 101
+    assert store.flush()
+    assert ask(store, "SELECT kind, lost FROM losses") == [("StepRecord", 101)]
+    assert ask(store, "SELECT max(step_id) FROM lane_steps") == [(98,)]
+
+
+def test_losses_of_the_ring_are_counted(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put([run_record()], lost=7)
+    assert store.flush()
+    assert ask(store, "SELECT kind, lost::INTEGER FROM losses_by_kind") == [("ring", 7)]
+
+
+def test_a_record_that_no_column_can_hold_is_counted_and_its_neighbours_are_kept(open_store: OpenStore) -> None:
+    store = open_store()
+    good = [record for record in StepStream().take(20) if isinstance(record, StepRecord)]
+    bad = StepRecord(99, 99, "plain", 0, 1, width=-3, rows=1)
+    store.put([run_record(), *good[:10], bad, *good[10:]])
+    assert store.flush()
+    assert ask(store, "SELECT count(*), min(width) > 0 FROM lane_steps") == [(20, True)]
+    assert store.losses["malformed StepRecord"] == 1
+
+
+def test_a_word_that_this_version_does_not_know_is_kept_as_other(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put([run_record(), StepRecord(1, 1, "teleport", 0, 1000, 1, 1)])
+    assert store.flush()
+    assert ask(store, "SELECT lane::VARCHAR FROM lane_steps") == [("other",)]
+
+
+def test_records_without_a_run_get_one_with_times_of_today(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put(StepStream().take(10))
+    assert store.flush()
+    [(run_id, age)] = ask(
+        store,
+        "SELECT run_id, epoch(now()::TIMESTAMP) - epoch(max(start)) FROM lane_steps JOIN runs USING (run) GROUP BY 1",
+    )
+    assert run_id.startswith("unknown-")
+    assert abs(age) < 5
+
+
+def test_two_runs_in_one_batch_are_kept_apart(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put([run_record("a"), *StepStream(1).take(30), run_record("b"), *StepStream(2).take(50)])
+    assert store.flush()
+    assert ask(store, "SELECT run_id, count(*) FROM lane_steps JOIN runs USING (run) GROUP BY 1 ORDER BY 1") == [
+        ("a", 30),
+        ("b", 50),
+    ]
+    assert ask(store, "SELECT run_id, state FROM runs ORDER BY run") == [("a", "ended"), ("b", "running")]
+    assert ask(
+        store, "SELECT count(*) FROM step_sequences s JOIN request_keys k USING (request_no) WHERE k.run <> s.run"
+    ) == [(0,)]
+
+
+def test_closing_states_the_end_of_the_run(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.put([run_record(), *StepStream().take(10)])
+    store.close("asked to")
+    reader = open_for_reading(store.path)
+    assert reader.execute("SELECT state, end_reason, missing FROM runs").fetchall() == [("ended", "asked to", 0)]
+    assert not beat.path_of(store.path).exists()
+
+
+# ---- the file in trouble --------------------------------------------------------------------------------------
+
+
+def test_a_database_locked_by_another_program_is_named_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "locked.duckdb"
+    code = f"import duckdb, time; c = duckdb.connect({str(path)!r}); print('open', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(DatabaseLockedError, match=f"process {other.pid}.*--db"):
+            Store(path)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_file_that_is_no_database_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_text("Dear reader, " * 1000)
+    with pytest.raises(DatabaseUnreadableError, match=r"letter\.txt"):
+        Store(path)
+    assert path.read_text().startswith("Dear reader")
+
+
+def test_a_directory_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnreadableError, match="directory"):
+        Store(tmp_path)
+
+
+def test_a_deleted_file_is_noticed_and_recording_begins_anew_at_the_path(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put([run_record("first"), *StepStream().take(50)])
+    assert store.flush()
+    store.path.unlink()
+    assert wait_until(lambda: "deleted" in store.trouble or store.path.exists())
+    store.put(StepStream(first_step=50).take(30))
+    assert wait_until(lambda: not store.trouble and store.path.exists())
+    assert store.flush()
+    assert ask(store, "SELECT run_id FROM runs") == [("first",)]
+    assert ask(store, "SELECT min(step_id), count(*) FROM lane_steps") == [(50, 30)]
+    assert store.losses["database deleted"] > 50
+    assert ask(store, "SELECT kind FROM losses") == [("database deleted",)]
+
+
+def test_a_file_replaced_by_rubbish_is_said_in_a_sentence_and_records_wait(open_store: OpenStore) -> None:
+    store = open_store()
+    store.put([run_record(), *StepStream().take(50)])
+    assert store.flush()
+    rubbish = store.path.with_name("rubbish")
+    rubbish.write_bytes(b"not a database" * 1000)
+    os.replace(rubbish, store.path)
+    assert wait_until(lambda: "cannot be opened" in store.trouble)
+    store.put(StepStream(first_step=50).take(30))
+    with pytest.raises(RuntimeError, match="cannot be opened"):
+        store.cursor()
+    store.path.unlink()
+    assert wait_until(lambda: not store.trouble, 20)
+    assert store.flush()
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(30,)]
+
+
+def test_a_file_replaced_by_another_database_of_ours_takes_the_rest_of_the_run(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    other = Store(tmp_path / "other.duckdb")
+    other.put([run_record("older"), *StepStream(7).take(40)])
+    other.close()
+    store = open_store()
+    store.put([run_record("mine"), *StepStream(8).take(50)])
+    assert store.flush()
+    os.replace(other.path, store.path)
+    assert wait_until(lambda: store.losses["database replaced"] > 0)
+    store.put(StepStream(8, first_step=50).take(30))
+    assert wait_until(lambda: not store.trouble), store.trouble
+    assert store.flush()
+    rows = ask(store, "SELECT run_id, count(*) FROM lane_steps JOIN runs USING (run) GROUP BY 1 ORDER BY 1")
+    assert rows == [("mine", 30), ("older", 40)]
+    numbers = ask(store, "SELECT count(*), count(DISTINCT request_no) FROM request_keys")
+    assert numbers[0][0] == numbers[0][1]
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Any:
+    """A file system of eight megabytes, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], capture_output=True, check=False
+        ).returncode
+    )
+    if not mounted:
+        pytest.skip("needs the right to mount a file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_full_disk_is_said_records_wait_in_bounded_memory_and_recording_resumes(
+    open_store: OpenStore, tiny_disk: Path
+) -> None:
+    store = open_store(tiny_disk / "metrale.duckdb", capacity=30_000)
+    store.put([run_record()])
+    assert store.flush()
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 150_000))
+    stream = StepStream()
+    begun = time.monotonic()
+    for _ in range(60):
+        store.put(stream.take(500))
+        time.sleep(0.02)
+    assert time.monotonic() - begun < 30
+    assert "full" in store.trouble
+    assert store.queued <= 30_000 + 65_536
+    ballast.unlink()
+    assert wait_until(lambda: not store.trouble, 20)
+    assert store.flush(20)
+    [(steps,)] = ask(store, "SELECT count(*) FROM lane_steps")
+    [(lost,)] = ask(store, "SELECT coalesce(sum(lost), 0)::INTEGER FROM losses WHERE kind = 'StepRecord'")
+    assert steps + lost == 30_000
+
+
+def test_a_file_system_made_read_only_is_said_and_recording_resumes(open_store: OpenStore, tiny_disk: Path) -> None:
+    store = open_store(tiny_disk / "metrale.duckdb")
+    store.put([run_record(), *StepStream().take(10)])
+    assert store.flush()
+    remount = ["mount", "-o", "remount,{},size=8m", str(tiny_disk)]
+    if subprocess.run([part.format("ro") for part in remount], capture_output=True, check=False).returncode:
+        pytest.skip("this kernel keeps a file system writable while a file on it is open for writing")
+    store.put(StepStream(first_step=10).take(10))
+    assert wait_until(lambda: store.trouble)
+    subprocess.run([part.format("rw") for part in remount], check=True)
+    assert wait_until(lambda: not store.trouble, 20)
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(20,)]
+
+
+# ---- kill -9 --------------------------------------------------------------------------------------------------
+
+_VICTIM = """
+import sys, time
+from pathlib import Path
+from engine.bench.step_stream import StepStream, run_record
+from telemetry.store import Store
+store = Store(Path(sys.argv[1]))
+stream = StepStream()
+store.put([run_record("victim", time.time_ns())])
+put = 1
+while True:
+    records = stream.take(50)
+    store.put(records)
+    put += len(records)
+    print(put, time.time_ns(), flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.3, 0.42, 0.9, 1.3])
+def test_after_kill_9_the_file_opens_and_states_what_is_missing(tmp_path: Path, after_s: float) -> None:
+    path = tmp_path / "victim.duckdb"
+    victim = subprocess.Popen([sys.executable, "-c", _VICTIM, str(path)], stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    lines = [victim.stdout.readline()]
+    deadline = time.monotonic() + after_s
+    while time.monotonic() < deadline:
+        lines.append(victim.stdout.readline())
+    victim.send_signal(signal.SIGKILL)
+    rest = victim.communicate()[0].splitlines()
+    put, _ = (rest or lines)[-1].split()
+    reader = open_for_reading(path)
+    state, missing, gap_ms = (
+        reader.execute("SELECT state, missing, gap_ms FROM runs").fetchall()[0]
+        if _has_run(reader)
+        else ("interrupted", None, 0.0)
+    )
+    committed = reader.execute("SELECT coalesce(sum(records), 0)::BIGINT FROM flushes").fetchall()[0][0]
+    assert state == "interrupted"
+    assert gap_ms <= 250 + 250  # one flush interval, and as much for a busy machine
+    if missing is not None:
+        assert committed + missing >= int(put)
+        assert committed + missing <= int(put) + 200
+
+
+def _has_run(reader: duckdb.DuckDBPyConnection) -> bool:
+    return bool(reader.execute("SELECT count(*) FROM runs").fetchall()[0][0])
+
+
+def test_a_run_that_was_cut_off_stays_readable_beside_the_next_one(open_store: OpenStore, tmp_path: Path) -> None:
+    path = tmp_path / "victim.duckdb"
+    victim = subprocess.Popen([sys.executable, "-c", _VICTIM, str(path)], stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    victim.stdout.readline()
+    time.sleep(1.0)
+    victim.kill()
+    victim.wait()
+    store = open_store(path)
+    store.put([run_record("next"), *StepStream(9).take(20)])
+    assert store.flush()
+    assert ask(store, "SELECT run_id, state FROM runs ORDER BY run") == [("victim", "interrupted"), ("next", "running")]
+    assert ask(store, "SELECT missing >= 0, heartbeat >= last_record - INTERVAL 1 HOUR FROM runs WHERE run = 1") == [
+        (True, True)
+    ]
