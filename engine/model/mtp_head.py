@@ -6,13 +6,25 @@ arXiv 2503.01840); embedding and LM head are the target's, restricted to the ids
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.core.device import Draft, DrafterName
+from engine.model.backend import Backend
+from engine.model.head_file import HeadFile, find_head
+from engine.model.head_memory import Absorbed, HeadMemory, drafted_rows
+from engine.model.heads import HeadItem, HeadRows
+from engine.model.kv import PagedKV
 from engine.model.layers import Rope, rotate
+from engine.model.load import rope_frequencies
+
+DRAFT_VOCABULARY = 8192
+"""Ids that the shipped head drafts from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +98,92 @@ class MTPNet(nn.Module):
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self.shape.rms_eps)
+
+
+class MTPHead:
+    """Implements `engine.model.heads.DraftHead` on any backend."""
+
+    drafter = DrafterName.MTP
+
+    def __init__(self, backend: Backend, file: HeadFile, dtype: torch.dtype, ids: int = DRAFT_VOCABULARY) -> None:
+        config, device = backend.config, backend.device
+        shape = MTPShape(**{**file.shape, "taps": tuple(file.shape["taps"])})
+        net = MTPNet(shape, Rope(rope_frequencies(config).to(device), config.max_context))
+        net.load_state_dict(file.tensors)
+        self._net = net.to(device, dtype).requires_grad_(False)
+        self._backend, self._dtype = backend, dtype
+        self._memory = HeadMemory(backend, 1, shape.num_kv_heads, shape.head_dim, dtype)
+        self._ids = file.vocab_ids[:ids].to(device)
+        self._rows = drafted_rows(backend, self._ids, dtype)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self._net.shape.taps
+
+    @property
+    def kv(self) -> PagedKV | None:
+        return self._memory.kv
+
+    def extend(self, rows: Sequence[HeadRows]) -> None:
+        """Absorb rows without drafting."""
+        self._absorb(self._memory.lay_out(rows))
+
+    def propose(self, items: Sequence[HeadItem], conf_min: float) -> list[Draft]:
+        """Draft up to each item's `count`, stopping before a draft less sure than `conf_min`."""
+        laid_out = self._memory.lay_out([item.rows for item in items])
+        x, q = self._absorb(laid_out)
+        x, q = x[laid_out.last], q[laid_out.last]
+        positions = laid_out.positions[laid_out.last]
+        past = self._memory.past(items)
+        k, v = self._memory.read(0, past)
+        visible = past.visible
+        tokens: list[torch.Tensor] = []
+        sure: list[torch.Tensor] = []
+        for step in range(max(item.count for item in items)):
+            if step:
+                x = self._net.fuse_again(x, self._backend.embed(tokens[-1]).to(self._dtype))
+                q, key, value = self._net.qkv(x, positions + step)
+                k, v = torch.cat((k, key.unsqueeze(2)), 2), torch.cat((v, value.unsqueeze(2)), 2)
+                visible = None if visible is None else functional.pad(visible, (0, 1), value=True)
+            attended = functional.scaled_dot_product_attention(q.unsqueeze(2), k, v, attn_mask=visible, enable_gqa=True)
+            x = self._net.finish(x, attended.flatten(1))
+            logits = functional.linear(self._net.read_out(x), self._rows).float()
+            best, index = logits.max(-1)
+            tokens.append(self._ids[index])
+            sure.append((best - logits.logsumexp(-1)).exp())
+            if not x.is_cuda and bool((sure[-1] < conf_min).all()):
+                break
+        return drafts_of(items, tokens, sure, conf_min)
+
+    def _absorb(self, rows: Absorbed) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the rows' keys and values; returns the block's input and queries of all of them."""
+        x = self._net.fuse(rows.hidden, self._backend.embed(rows.next_tokens).to(self._dtype))
+        q, k, v = self._net.qkv(x, rows.positions)
+        self._memory.write(0, rows.slots, k, v)
+        return x, q
+
+
+def drafts_of(
+    items: Sequence[HeadItem], tokens: Sequence[torch.Tensor], sure: Sequence[torch.Tensor], conf_min: float
+) -> list[Draft]:
+    """Cut each item's chain at its count and before the first draft below `conf_min`."""
+    chains: list[list[int]] = torch.stack(list(tokens), 1).tolist()
+    confidences: list[list[float]] = torch.stack(list(sure), 1).tolist()
+    drafts = []
+    for item, chain, confidence in zip(items, chains, confidences, strict=True):
+        low = next((i for i, value in enumerate(confidence) if value < conf_min), len(chain))
+        keep = min(item.count, low)
+        drafts.append(Draft(tuple(chain[:keep]), tuple(confidence[:keep])))
+    return drafts
+
+
+def open_head(backend: Backend) -> MTPHead | None:
+    """The shipped head for the backend's model, None where none was trained for it."""
+    file = find_head("mtp", backend.config)
+    return None if file is None else MTPHead(backend, file, head_dtype(backend))
+
+
+def head_dtype(backend: Backend) -> torch.dtype:
+    """What heads compute in: the cache's type, so that one setting decides both."""
+    kv: Any = backend.kv.dtype
+    return torch.bfloat16 if kv == torch.bfloat16 else torch.float32

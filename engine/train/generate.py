@@ -13,8 +13,8 @@ from engine.train.target import FrozenTarget
 PREFILL_TOKENS = 1 << 16
 """Tokens of one prefill product; bounds the activations."""
 
-CACHE_TOKENS = 1 << 20
-"""Cache rows of one wave on a GPU: 24 GB of bfloat16 for the default model."""
+CACHE_TOKENS = 3 << 19
+"""Cache rows of one wave on a GPU: 36 GB of bfloat16 for the default model."""
 
 
 @dataclass(frozen=True, slots=True)
