@@ -143,7 +143,8 @@ def _runs(rng: np.random.Generator, first: float, length: int, width: int) -> ND
     """Right drafts in a row; a draft after right ones is right a little more often."""
     shares = np.minimum(0.97, first + (1 - first) * 0.12 * np.arange(MOST_DRAFTS))
     right = rng.random((length, width, MOST_DRAFTS)) < shares
-    return np.cumprod(right, axis=2).sum(axis=2).astype(np.int8)
+    runs: NDArray[np.int8] = np.cumprod(right, axis=2).sum(axis=2).astype(np.int8)
+    return runs
 
 
 def _noise(rng: np.random.Generator, length: int) -> Floats:

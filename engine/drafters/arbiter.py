@@ -16,7 +16,7 @@ from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import MatchAcceptance
-from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, is_other_depth, width_bucket
+from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
 from engine.drafters.promise import PLAIN, ArmKey, Offer, Promises
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
@@ -271,8 +271,7 @@ class Arbiter:
             return
         probe.steps_left -= 1
         probe.lost_ns += wall_ns - emitted / (self._price or 1.0)
-        is_confirming = self._standing(probe.base).is_confirming
-        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(overdraw=is_confirming):
+        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(self._urgency(probe.base)):
             self._end_probe(probe)
 
     def _note_running(self, arm: ArmKey) -> None:
@@ -358,12 +357,16 @@ class Arbiter:
         return steps * (self._promises.costs.step_ns(base, arm.drafts) or 0.0) * max(0.0, 1 - rate / current)
 
     def _missing_ns(self, base: Base) -> float:
-        """What has yet to be saved before a probe may begin. A first measurement and a confirmation do not wait."""
-        standing = self._standing(base)
-        if not standing.is_measured or standing.wins:
+        """What has yet to be saved before a probe may begin; a first measurement does not wait."""
+        if not self._standing(base).is_measured:
             return 0.0
-        is_routine = not (standing.is_stale or standing.is_confirming)
-        return self.budget.missing_ns(self._expected_loss_ns(base), is_routine=is_routine)
+        return self.budget.missing_ns(self._expected_loss_ns(base), self._urgency(base))
+
+    def _urgency(self, base: Base) -> Urgency:
+        standing = self._standing(base)
+        if standing.wins:
+            return Urgency.CONFIRMS
+        return Urgency.CHANGED if standing.is_stale or standing.is_confirming else Urgency.ROUTINE
 
     # Showing
 

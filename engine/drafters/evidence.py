@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final
 
 from telemetry.names import GateReason
@@ -105,6 +106,17 @@ class Explanation:
         )
 
 
+class Urgency(Enum):
+    """Why a probe is wanted."""
+
+    ROUTINE = auto()
+    """Enough tokens have passed."""
+    CHANGED = auto()
+    """Something happened since the arms were compared."""
+    CONFIRMS = auto()
+    """The other arm has just won: every token until it is confirmed may be slow."""
+
+
 @dataclass(slots=True)
 class Budget:
     """Wall time that probes may lose: a share of all time spent, saved up to a cap.
@@ -132,17 +144,19 @@ class Budget:
     def spend(self, lost_ns: float) -> None:
         self.saved_ns -= max(0.0, lost_ns)
 
-    def limit_ns(self, *, overdraw: bool) -> float:
+    def limit_ns(self, urgency: Urgency) -> float:
         """What a running probe may lose; one that confirms a win may borrow half the cap."""
-        return self.saved_ns + (self.cap_ns / 2 if overdraw else 0.0)
+        return self.saved_ns + (self.cap_ns / 2 if urgency is Urgency.CONFIRMS else 0.0)
 
-    def missing_ns(self, expected_loss_ns: float, *, is_routine: bool) -> float:
+    def missing_ns(self, expected_loss_ns: float, urgency: Urgency) -> float:
         """What is not saved yet of a probe's expected loss; 0 or less: it may begin.
 
         A probe costs a little even where none is expected, one that would cost more than the cap begins with a
         full purse, and a routine probe leaves some of it for a change of regime."""
         least = LEAST_PURSE * self.cap_ns
-        reserve = RESERVE * self.cap_ns if is_routine else 0.0
+        if urgency is Urgency.CONFIRMS:
+            return least - self.limit_ns(urgency)
+        reserve = RESERVE * self.cap_ns if urgency is Urgency.ROUTINE else 0.0
         return min(max(expected_loss_ns, least) + reserve, self.cap_ns) - self.saved_ns
 
 

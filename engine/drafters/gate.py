@@ -18,6 +18,7 @@ from engine.drafters.evidence import (
     Budget,
     Estimate,
     Explanation,
+    Urgency,
     Window,
     is_other_depth,
     width_bucket,
@@ -229,7 +230,7 @@ class Gate:
         enough = window.steps >= min(SHORTEST_WINDOW, settings.window)
         if not self._is_probing:
             return enough and self._current.rate is None
-        if self._current.rate and self._probe_lost_ns >= self.budget.limit_ns(overdraw=self.losses > 0):
+        if self._current.rate and self._probe_lost_ns >= self.budget.limit_ns(self._urgency):
             return enough or self._other.rate is not None
         return enough and window.rate < (self._current.rate or 0.0) * (1 - settings.margin)
 
@@ -332,10 +333,16 @@ class Gate:
         return max(0.0, SHORTEST_WINDOW * step_ns * (1 - other / current))
 
     def _missing_ns(self) -> float:
-        """What has yet to be saved before a probe may begin. A first measurement and a confirmation do not wait."""
-        if self._other.rate is None or self.losses:
+        """What has yet to be saved before a probe may begin; a first measurement does not wait."""
+        if self._other.rate is None:
             return 0.0
-        return self.budget.missing_ns(self._expected_loss_ns(), is_routine=not self._probe_due)
+        return self.budget.missing_ns(self._expected_loss_ns(), self._urgency)
+
+    @property
+    def _urgency(self) -> Urgency:
+        if self.losses:
+            return Urgency.CONFIRMS
+        return Urgency.CHANGED if self._probe_due else Urgency.ROUTINE
 
     def _tokens_until_probe(self) -> int:
         if self._is_probing:
