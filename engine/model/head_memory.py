@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.core.device import Draft
 from engine.model.backend import Backend
 from engine.model.heads import HeadItem, HeadRows
 from engine.model.kv import PagedKV
@@ -97,3 +98,22 @@ def drafted_rows(backend: Backend, ids: torch.Tensor, dtype: torch.dtype) -> tor
         return backend.embed(ids).to(dtype)
     identity = torch.eye(backend.config.hidden_size, device=backend.device, dtype=dtype)
     return backend.lm_head(identity)[:, ids].t().to(dtype).contiguous()
+
+
+def drafts_of(
+    items: Sequence[HeadItem], tokens: Sequence[torch.Tensor], sure: Sequence[torch.Tensor], conf_min: float
+) -> list[Draft]:
+    """Cut each item's chain at its count and before the first draft below `conf_min`."""
+    chains: list[list[int]] = torch.stack(list(tokens), 1).tolist()
+    confidences: list[list[float]] = torch.stack(list(sure), 1).tolist()
+    drafts = []
+    for item, chain, confidence in zip(items, chains, confidences, strict=True):
+        low = next((i for i, value in enumerate(confidence) if value < conf_min), len(chain))
+        keep = min(item.count, low)
+        drafts.append(Draft(tuple(chain[:keep]), tuple(confidence[:keep])))
+    return drafts
+
+
+def head_dtype(backend: Backend) -> torch.dtype:
+    """What heads compute in: the cache's type, so that one setting decides both."""
+    return torch.bfloat16 if backend.kv.dtype == torch.bfloat16 else torch.float32

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,7 @@ from torch.nn import functional
 from engine.core.device import Draft, DrafterName
 from engine.model.backend import Backend
 from engine.model.head_file import HeadFile, find_head
-from engine.model.head_memory import Absorbed, HeadMemory, drafted_rows
+from engine.model.head_memory import Absorbed, HeadMemory, drafted_rows, drafts_of, head_dtype
 from engine.model.heads import HeadItem, HeadRows
 from engine.model.kv import PagedKV
 from engine.model.layers import Rope, rotate
@@ -163,27 +162,7 @@ class MTPHead:
         return x, q
 
 
-def drafts_of(
-    items: Sequence[HeadItem], tokens: Sequence[torch.Tensor], sure: Sequence[torch.Tensor], conf_min: float
-) -> list[Draft]:
-    """Cut each item's chain at its count and before the first draft below `conf_min`."""
-    chains: list[list[int]] = torch.stack(list(tokens), 1).tolist()
-    confidences: list[list[float]] = torch.stack(list(sure), 1).tolist()
-    drafts = []
-    for item, chain, confidence in zip(items, chains, confidences, strict=True):
-        low = next((i for i, value in enumerate(confidence) if value < conf_min), len(chain))
-        keep = min(item.count, low)
-        drafts.append(Draft(tuple(chain[:keep]), tuple(confidence[:keep])))
-    return drafts
-
-
 def open_head(backend: Backend) -> MTPHead | None:
     """The shipped head for the backend's model, None where none was trained for it."""
     file = find_head("mtp", backend.config)
     return None if file is None else MTPHead(backend, file, head_dtype(backend))
-
-
-def head_dtype(backend: Backend) -> torch.dtype:
-    """What heads compute in: the cache's type, so that one setting decides both."""
-    kv: Any = backend.kv.dtype
-    return torch.bfloat16 if kv == torch.bfloat16 else torch.float32

@@ -104,5 +104,5 @@ class Features:
         for (reply, length), rows in classes.items():
             count = max(1, min(slots // (reply * 64), time // (length * 128)))
             out += [np.array(rows[at : at + count], np.int64) for at in range(0, len(rows), count)]
-        random.shuffle(out)  # type: ignore[arg-type]
+        random.shuffle(out)
         return out

@@ -69,7 +69,7 @@ def fit(
             group["lr"] = rate * min(1.0, (step + 1) / plan.warmup) * (1.0 - used)
         with autocast(features.target):
             value = loss(window)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         muon.step()
         adam.step()

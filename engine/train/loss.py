@@ -56,5 +56,5 @@ def head_loss(
 
     `hidden` is `[rows, hidden]`, `head` `[ids, hidden]` and frozen, `targets` `[any, ids]` of rows that sum to 1.
     """
-    loss: torch.Tensor = _HeadLoss.apply(hidden, head, targets, index, weights)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _HeadLoss.apply(hidden, head, targets, index, weights)
     return loss

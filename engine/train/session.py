@@ -86,8 +86,11 @@ class Session:
 
     def write(self, kind: str, shape: dict[str, Any], state: dict[str, torch.Tensor], figures: dict[str, Any]) -> int:
         """Write the head and its figures; returns the size in bytes."""
-        provenance = {"engine": __version__, "torch": torch.__version__, "python": platform.python_version()}
-        provenance |= {
+        provenance: dict[str, Any] = {
+            "command": f"metrale train {kind} {self.request.model_path.name} --minutes {self.request.minutes:g}",
+            "engine": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
             "device": torch.cuda.get_device_name() if self.target.device.type == "cuda" else "CPU",
             "model_file": self.request.model_path.name,
             "data": "prompts and replies made by the target model itself; no external text",

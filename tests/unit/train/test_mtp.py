@@ -2,81 +2,77 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engine.model.backend import BackendRequest
 from engine.model.head_file import load_head
 from engine.model.heads import HeadItem, HeadRows
-from engine.model.load import open_source
 from engine.model.mtp_head import MTPHead
-from engine.model.reference import open_backend
-from engine.train.corpus import CorpusPlan
-from engine.train.fit import FitPlan
 from engine.train.mtp import run_mtp
-from engine.train.mtp_fit import MTPPlan, MTPTraining, new_net
-from engine.train.session import Session, TrainRequest
-from tests.unit.model.tiny import write_tiny_gguf
+from engine.train.mtp_fit import MTPPlan, MTPTraining, default_taps, new_net
+from engine.train.session import Session
+from tests.unit.train.driving import leading_hits, tiny_backend, tiny_request
 
-CORPUS = CorpusPlan(12, 64, 40, 24, 8, 150, 32, wave_rows=32)
-
-
-def request(folder: Path, steps: int) -> TrainRequest:
-    prompts = folder / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"task": task, "turns": [f"Say {task}"]}) for task in ("a", "b", "c")))
-    fit = FitPlan(0.0, steps=steps, slots=512, time=4000, report_every=5, warmup=2)
-    return TrainRequest(
-        write_tiny_gguf(folder / "tiny.gguf"), folder / "head.safetensors", 1.0, "cpu", prompts_path=prompts,
-        corpus=CORPUS, fit=fit, held_out=4, vocabulary=80, reply_tokens=24,
-    )  # fmt: skip
+PLAN = MTPPlan(intermediate_size=128)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("mtp")
-    return folder, run_mtp(request(folder, 30), MTPPlan(intermediate_size=128), lambda _: None)
+    return folder, run_mtp(tiny_request(folder, 60), PLAN, lambda _: None)
 
 
-def test_training_lowers_the_loss(trained: tuple[Path, dict[str, Any]]) -> None:
-    fitted = trained[1]["fit"]
-    assert fitted["steps"] == 30
-    assert fitted["last_loss"] < fitted["first_loss"] - 0.3
+def test_training_lowers_the_loss_and_writes_its_figures_into_the_file(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder, figures = trained
+    assert figures["fit"]["steps"] == 60
+    assert figures["fit"]["last_loss"] < figures["fit"]["first_loss"] - 0.5
+    file = load_head(folder / "head.safetensors")
+    assert file.kind == "mtp"
+    assert file.provenance["acceptance"] == figures["acceptance"]
+    assert set(file.provenance["acceptance"]["ids=80"]["prompts"]) == {"all", "a", "b", "c"}
 
 
 def test_the_drafts_of_the_engine_hit_where_the_measurement_says_so(trained: tuple[Path, dict[str, Any]]) -> None:
     folder = trained[0]
-    request_again = request(folder, 0)
-    session = Session(request_again, lambda _: (1, 2), lambda _: None)
+    session = Session(tiny_request(folder, 0), default_taps, lambda _: None)
     file = load_head(folder / "head.safetensors")
-    net = new_net(session.target, MTPPlan(intermediate_size=128), (1, 2))
+    net = new_net(session.target, PLAN, session.taps)
     net.load_state_dict(file.tensors)
-    rows = torch.arange(3).numpy()
-    window = session.features.window(rows)
-    hits = MTPTraining(session.target, net, file.vocab_ids, MTPPlan()).hits(window, 4, 60)
-    source = open_source(folder / "tiny.gguf")
-    backend = open_backend(BackendRequest(folder / "tiny.gguf", source.config, 1024, 16, 4, 512, "float32", 1))
-    head = MTPHead(backend, file, torch.float32, ids=60)
+    window = session.features.window(torch.arange(3).numpy())
+    measured = MTPTraining(session.target, net, file.vocab_ids, PLAN).hits(window, 4, 60).int().cumprod(-1).sum(-1)
+    head = MTPHead(tiny_backend(folder), file, torch.float32, ids=60)
     for row in range(3):
-        walked = _leading_hits(head, session, row, 4)
-        assert walked == hits[row].int().cumprod(-1).sum(-1).tolist()[: len(walked)]
-    assert hits.any()
+        walked = leading_hits(head, session, row, 4)
+        assert walked == measured[row].tolist()[: len(walked)]
+    assert int(measured.max()) >= 2, "no chain of drafts was right, so nothing was compared"
 
 
-def _leading_hits(head: MTPHead, session: Session, row: int, count: int) -> list[int]:
-    """Drive the head as the device does: new hidden rows in, drafts out, one position at a time."""
-    tokens = session.training.row(row).tolist()
-    prompt = int(session.training.prompts[row])
-    hidden = session.target.hidden_states(torch.tensor([tokens]), (1, 2))[0]
-    blocks = list(range(row * 16, row * 16 + 16))
-    leading, seen = [], 0
-    for length in range(prompt, len(tokens)):  # `length` is the position of the last emitted token
-        run = HeadRows(row, seen, hidden[seen:length], tuple(tokens[seen + 1 : length + 1]), blocks, 0)
-        (draft,) = head.propose([HeadItem(row, length, tokens[length], run, blocks, count)], 0.0)
-        right = [a == b for a, b in zip(draft.tokens, tokens[length + 1 :], strict=False)]
-        leading.append(right.index(False) if False in right else len(right))
-        seen = length
-    return leading
+def test_sequences_drafted_together_get_what_they_get_alone(trained: tuple[Path, dict[str, Any]]) -> None:
+    folder = trained[0]
+    file = load_head(folder / "head.safetensors")
+    hidden = torch.randn(40, 2, 64, generator=torch.Generator().manual_seed(1))
+
+    def item(seq: int, length: int, count: int) -> HeadItem:
+        tokens = tuple(range(1, length + 1))
+        blocks = list(range(seq * 4, seq * 4 + 4))
+        run = HeadRows(seq, 0, hidden[:length], tokens, blocks, 0)
+        return HeadItem(seq, length, tokens[-1], run, blocks, count)
+
+    items = [item(0, 9, 4), item(1, 23, 2), item(2, 1, 3)]
+    together = MTPHead(tiny_backend(folder), file, torch.float32).propose(items, 0.0)
+    alone = [MTPHead(tiny_backend(folder), file, torch.float32).propose([i], 0.0)[0] for i in items]
+    assert [d.tokens for d in together] == [d.tokens for d in alone]
+    assert [len(d.tokens) for d in together] == [4, 2, 3]
+
+
+def test_a_chain_stops_before_a_draft_that_is_not_sure_enough(trained: tuple[Path, dict[str, Any]]) -> None:
+    head = MTPHead(tiny_backend(trained[0]), load_head(trained[0] / "head.safetensors"), torch.float32)
+    run = HeadRows(0, 0, torch.zeros(3, 2, 64), (1, 2, 3), [0], 0)
+    (free,) = head.propose([HeadItem(0, 3, 3, run, [0], 4)], 0.0)
+    lowest = min(free.confidences)
+    (strict,) = head.propose([HeadItem(0, 3, 3, run, [0], 4)], lowest + 1e-6)
+    assert len(strict.tokens) == free.confidences.index(lowest)
+    assert strict.tokens == free.tokens[: len(strict.tokens)]
