@@ -43,4 +43,4 @@ struct StepArgs {
 };
 
 // Parts of a step that the profile tells apart.
-enum Part : int32_t { kPartEmbed, kPartNorm, kPartQkv, kPartRope, kPartAttention, kPartOut, kPartGateUp, kPartDown, kPartHead, kPartBarrier, kParts };
+enum Part : int32_t { kPartEmbed, kPartNorm, kPartQkv, kPartRope, kPartAttention, kPartOut, kPartGateUp, kPartDown, kPartHead, kPartWait, kParts };

@@ -34,21 +34,50 @@ inline float inverse_rms(const float* x, int count, float eps) {
     return 1.0f / __builtin_sqrtf(sum(even + odd) / static_cast<float>(count) + eps);
 }
 
+// How far a block's largest value must exceed the row's root mean square of those for the block to be wide.
+#ifndef METRALE_WIDE
+#define METRALE_WIDE 1.0f
+#endif
+
+// What rounding left over, in 256ths; a rest of one half would be 128 and is kept in a byte's range.
+inline F rest_of(F exact, F whole) {
+    const F zero = splat(0.0f);
+    return zero - max(zero - round((exact - whole) * splat(256.0f)), splat(-127.0f));
+}
+
+// Quantises block `at` of `to`, whose largest absolute value is `top`.
+inline void quantise_block(Activations& to, int64_t at, F first, F second, float top, bool wide) {
+    int8_t *q = to.q + at * kBlock, *low = to.low + at * kBlock;
+    const F inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
+    const F a = first * inverse, b = second * inverse, whole_a = round(a), whole_b = round(b);
+    const int32_t total = store_bytes(q, whole_a) + store_bytes(q + 16, whole_b);
+    to.isum[at] = total;
+    to.wide[at] = wide;
+    float scale = top / 127.0f;
+    if (!wide) {
+        to.scale[at] = scale;
+        to.sum[at] = scale * static_cast<float>(total);
+        return;
+    }
+    const int32_t rest = store_bytes(low, rest_of(a, whole_a)) + store_bytes(low + 16, rest_of(b, whole_b));
+    scale = scale / 256.0f;
+    to.lsum[at] = rest;
+    to.scale[at] = scale;
+    to.sum[at] = scale * static_cast<float>(total * 256 + rest);
+}
+
 // Quantises one row, 32 values a block; `value(i)` gives lanes i..i+15 of the row.
 template <class Value>
 inline void quantise(Activations& to, int64_t row, Value&& value) {
-    int8_t* q = to.q + row * to.cols;
+    float* top = to.scale + row * to.blocks;  // largest value per block first, its scale in the end
+    float squares = 0.0f;
     for (int b = 0; b < to.blocks; ++b) {
-        const F first = value(b * kBlock), second = value(b * kBlock + 16);
-        const float top = largest(max(abs(first), abs(second)));
-        const float scale = top / 127.0f, inverse = top > 0.0f ? 127.0f / top : 0.0f;
-        const int32_t total = store_bytes(q + b * kBlock, round(first * splat(inverse))) +
-                              store_bytes(q + b * kBlock + 16, round(second * splat(inverse)));
-        const int64_t at = row * to.blocks + b;
-        to.scale[at] = scale;
-        to.isum[at] = total;
-        to.sum[at] = scale * static_cast<float>(total);
+        top[b] = largest(max(abs(value(b * kBlock)), abs(value(b * kBlock + 16))));
+        squares += top[b] * top[b];
     }
+    const float limit = METRALE_WIDE * __builtin_sqrtf(squares / static_cast<float>(to.blocks));
+    for (int b = 0; b < to.blocks; ++b)
+        quantise_block(to, row * to.blocks + b, value(b * kBlock), value(b * kBlock + 16), top[b], top[b] > limit);
 }
 
 inline void quantise_plain(Activations& to, int64_t row, const float* x) {

@@ -12,6 +12,7 @@ struct F {
     __m256 a, b;
 };
 constexpr int kLanes = 8;
+#define METRALE_UNROLL _Pragma("GCC unroll 8")  // keep accumulators in registers
 constexpr int kRowTile = 4;    // activation rows that share one pass over a tile
 constexpr int kQueryTile = 2;  // query vectors that share one pass over keys
 
@@ -92,6 +93,9 @@ inline LaneF fma(LaneF x, LaneF y, LaneF z) { return {_mm256_fmadd_ps(x.v, y.v, 
 inline LaneF lane_splat(float x) { return {_mm256_set1_ps(x)}; }
 inline void lane_store(float* p, LaneF x) { _mm256_storeu_ps(p, x.v); }
 inline LaneI lane_splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
+inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
+    return {_mm256_add_epi32(_mm256_slli_epi32(a.v, 8), _mm256_set1_epi32(more))};
+}
 inline LaneF to_float(LaneI x) { return {_mm256_cvtepi32_ps(x.v)}; }
 inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
     const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);

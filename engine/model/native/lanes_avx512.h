@@ -10,6 +10,7 @@ struct F {
 };
 using LaneF = F;  // as many of a tile's 16 rows as one register holds
 constexpr int kLanes = 16;
+#define METRALE_UNROLL _Pragma("GCC unroll 8")  // keep accumulators in registers
 constexpr int kRowTile = 8;    // activation rows that share one pass over a tile
 constexpr int kQueryTile = 6;  // query vectors that share one pass over keys
 
@@ -64,6 +65,9 @@ inline LaneF lane_splat(float x) { return splat(x); }
 inline LaneF lane_half(const uint16_t* p) { return load_half(p); }
 inline void lane_store(float* p, LaneF a) { store(p, a); }
 inline LaneI lane_splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
+    return {_mm512_add_epi32(_mm512_slli_epi32(a.v, 8), _mm512_set1_epi32(more))};
+}
 inline LaneF to_float(LaneI a) { return {_mm512_cvtepi32_ps(a.v)}; }
 inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
     const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);

@@ -11,6 +11,7 @@ struct F {
 };
 using LaneF = F;
 constexpr int kLanes = 16;
+#define METRALE_UNROLL  // loops are left to the compiler
 constexpr int kRowTile = 4;    // activation rows that share one pass over a tile
 constexpr int kQueryTile = 2;  // query vectors that share one pass over keys
 
@@ -86,6 +87,10 @@ inline LaneI lane_splat_int(int32_t x) {
     LaneI r;
     for (int i = 0; i < 16; ++i) r.v[i] = x;
     return r;
+}
+inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
+    for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] * 256 + more;
+    return a;
 }
 inline LaneF to_float(LaneI a) { METRALE_EACH(static_cast<float>(a.v[i])); }
 inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {

@@ -40,7 +40,7 @@ VECTORS = (
 )  # fmt: skip
 """GGUF names in the order of `VectorSlot`; the last one belongs to layer -1."""
 
-PARTS = ("embed", "norm", "qkv", "rope", "attention", "out", "gate_up", "down", "head", "barrier")
+PARTS = ("embed", "norm", "qkv", "rope", "attention", "out", "gate_up", "down", "head", "wait")
 """Parts of a step in the order of `Part`."""
 
 

@@ -47,11 +47,19 @@ void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_
             const LaneF scale = lane_half(w.scales + scale_at + b * kTile);
             LaneF least;
             if constexpr (Format::kMin) least = lane_half(w.mins + scale_at + b * kTile);
+            METRALE_UNROLL
             for (int m = 0; m < N; ++m) {
                 const int8_t* row = q + static_cast<int64_t>(m) * x.cols + b * kBlock;
                 const int64_t at = meta + static_cast<int64_t>(m) * blocks + b;
-                LaneI dot = lane_splat_int(Format::kOffset ? -Format::kOffset * x.isum[at] : 0);
+                LaneI dot = lane_splat_int(-Format::kOffset * x.isum[at]);
+                METRALE_UNROLL
                 for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], row + 4 * g);
+                if (x.wide[at]) {
+                    const int8_t* low = x.low + (row - x.q);
+                    dot = lane_times_256_plus(dot, -Format::kOffset * x.lsum[at]);
+                    METRALE_UNROLL
+                    for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], low + 4 * g);
+                }
                 acc[m] = fma(to_float(dot), scale * lane_splat(x.scale[at]), acc[m]);
                 if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(x.sum[at]), acc[m]);
             }

@@ -115,14 +115,6 @@ void locate_rows(Model& model, const StepArgs& a) {
         }
 }
 
-struct Job {
-    Model* model;
-    const StepArgs* step;
-    const float* hidden;
-    int64_t rows;
-    float* logits;
-};
-
 void matrix_shape(const ShapeArgs& s, int slot, int& rows, int& cols) {
     const int q = s.heads * s.head_dim, kv = s.kv_heads * s.head_dim;
     const int table[kMatrixSlots][2] = {{q, s.hidden},   {kv, s.hidden},  {kv, s.hidden},    {s.hidden, q},     {s.ffn, s.hidden},
@@ -215,13 +207,7 @@ METRALE_API int metrale_set_cache(Model* model, int32_t layer, void* keys, void*
 METRALE_API int metrale_step(Model* model, const StepArgs* args) {
     if (check_ready(*model) || check_step(*model, *args) || make_room(*model, args->rows, args->logit_rows)) return 1;
     locate_rows(*model, *args);
-    Job job{model, args, nullptr, 0, nullptr};
-    model->pool->run(
-        [](void* context, int thread) {
-            const auto& j = *static_cast<Job*>(context);
-            j.model->variant->step(*j.model, *j.step, thread);
-        },
-        &job);
+    model->variant->step(*model, *args);
     return 0;
 }
 
@@ -233,12 +219,6 @@ METRALE_API int metrale_embed(Model* model, const int64_t* tokens, int64_t count
 
 METRALE_API int metrale_head(Model* model, const float* hidden, int64_t rows, float* logits) {
     if (check_ready(*model) || make_room(*model, rows, rows)) return 1;
-    Job job{model, nullptr, hidden, rows, logits};
-    model->pool->run(
-        [](void* context, int thread) {
-            const auto& j = *static_cast<Job*>(context);
-            j.model->variant->head(*j.model, j.hidden, j.rows, j.logits, thread);
-        },
-        &job);
+    model->variant->head(*model, hidden, rows, logits);
     return 0;
 }

@@ -27,19 +27,6 @@ void pack_row(const MatrixArgs& from, Matrix& to, int64_t tile, int lane) {
     }
 }
 
-struct PackJob {
-    Pool* pool;
-    const MatrixArgs* from;
-    Matrix* to;
-};
-
-void pack_share(void* context, int thread) {
-    const auto& job = *static_cast<PackJob*>(context);
-    const Range tiles = share(job.to->tiles, job.pool->threads(), thread);
-    for (int64_t tile = tiles.begin; tile < tiles.end; ++tile)
-        for (int lane = 0; lane < kTile && tile * kTile + lane < job.to->rows; ++lane) pack_row(*job.from, *job.to, tile, lane);
-}
-
 bool valid(Model& model, const MatrixArgs& from) {
     if (from.type < kQ4_0 || from.type > kQ8_0 || from.cols < kBlock || from.cols % kBlock != 0 || from.rows < 1)
         return !fail(model, "a matrix of type %d with %d rows of %d values cannot be packed", from.type, from.rows, from.cols);
@@ -68,7 +55,11 @@ int pack(Model& model, const MatrixArgs& from, Matrix& to) {
     to.scales = reinterpret_cast<uint16_t*>(memory + quants);
     to.mins = from.type == kQ4_1 ? to.scales + scales / 2 : nullptr;
     if (to.rows % kTile) memset(memory, 0, to.bytes);  // rows that fill up the last tile have scale 0
-    PackJob job{model.pool, &from, &to};
-    model.pool->run(pack_share, &job);
+    const int chunks = to.tiles < 64 ? to.tiles : 64;
+    model.pool->each(chunks, [&](int chunk, int) {
+        const Range tiles = share(to.tiles, chunks, chunk);
+        for (int64_t tile = tiles.begin; tile < tiles.end; ++tile)
+            for (int lane = 0; lane < kTile && tile * kTile + lane < to.rows; ++lane) pack_row(from, to, tile, lane);
+    });
     return 0;
 }

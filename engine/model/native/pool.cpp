@@ -1,15 +1,17 @@
-// Threads that wait for each other without burning a core that somebody else needs.
+// Threads that take chunks, spin briefly for the next loop and then sleep.
 #include "pool.h"
 
+#include <chrono>
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
 namespace {
 
-// About 50 us on current processors: longer than any imbalance inside a step and than the pause between two steps of a
-// busy engine, far shorter than a scheduler slice when the other thread lost its core.
-constexpr int kSpins = 3000;
+// A worker spins this long for work: longer than the pause between two steps of a busy engine, shorter than anything
+// that another process would notice.
+constexpr auto kWorkerSpin = std::chrono::microseconds(200);
+constexpr int kSpinsPerLook = 64;
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -19,12 +21,21 @@ inline void pause_briefly() {
 #endif
 }
 
-void wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
-    for (int spin = 0; spin < kSpins; ++spin) {
-        if (value.load(std::memory_order_acquire) != old) return;
-        pause_briefly();
-    }
-    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Spins until ready() or the time is over; says whether it is ready.
+template <class Ready>
+bool spin(std::chrono::nanoseconds limit, Ready&& ready) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    do {
+        for (int i = 0; i < kSpinsPerLook; ++i) {
+            if (ready()) return true;
+            pause_briefly();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
 }
 
 }  // namespace
@@ -35,41 +46,65 @@ Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads > kMaxThreads ? kMa
 
 Pool::~Pool() {
     closing_.store(true);
-    generation_.fetch_add(1, std::memory_order_release);
-    generation_.notify_all();
+    wake_.fetch_add(1);
+    wake_.notify_all();
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::run(void (*job)(void*, int), void* context) {
-    job_ = job;
+void Pool::run(int chunks, void (*body)(void*, int, int), void* context) {
+    body_ = body;
     context_ = context;
-    if (threads_ > 1) {
-        generation_.fetch_add(1, std::memory_order_release);
-        generation_.notify_all();
+    done_.store(0, std::memory_order_relaxed);
+    ticket_.store(ticket_of(++loop_ & 0xffffffff, chunks), std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) != 0 && sleepers_.exchange(0) != 0) {
+        wake_.fetch_add(1);
+        wake_.notify_all();
     }
-    job(context, 0);
-    barrier();
+    while (help(0)) {
+    }
+    wait_for_others(static_cast<uint32_t>(chunks));
 }
 
-void Pool::barrier() {
-    if (threads_ == 1) return;
-    const uint32_t phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(threads_)) {
-        arrived_.store(0, std::memory_order_relaxed);
-        phase_.fetch_add(1, std::memory_order_release);
-        phase_.notify_all();
-    } else {
-        wait_while(phase_, phase);
+// Takes and runs one chunk of the current loop; false when none is left.
+bool Pool::help(int thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    while (has_chunk(ticket)) {
+        if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+        body_(context_, static_cast<int>(ticket & 0xffff), thread);
+        const uint32_t finished = done_.fetch_add(1, std::memory_order_acq_rel) + 1;
+        if (thread != 0 && finished == (ticket >> 16 & 0xffff)) done_.notify_one();
+        return true;
     }
+    return false;
+}
+
+void Pool::wait_for_others(uint32_t chunks) {
+    if (done_.load(std::memory_order_acquire) == chunks) return;
+    const int64_t from = measuring_ ? now_ns() : 0;
+    if (!spin(kWorkerSpin, [&] { return done_.load(std::memory_order_acquire) == chunks; })) {
+        uint32_t finished;
+        while ((finished = done_.load(std::memory_order_acquire)) != chunks) done_.wait(finished, std::memory_order_acquire);
+    }
+    if (measuring_) waited_ns_ += now_ns() - from;
+}
+
+int64_t Pool::take_waited_ns() {
+    const int64_t waited = waited_ns_;
+    waited_ns_ = 0;
+    return waited;
 }
 
 void Pool::work(int thread) {
-    uint32_t seen = 0;
-    for (;;) {
-        wait_while(generation_, seen);
-        seen = generation_.load(std::memory_order_acquire);
-        if (closing_.load()) return;
-        job_(context_, thread);
-        barrier();
+    while (!closing_.load(std::memory_order_relaxed)) {
+        if (help(thread)) continue;
+        const auto ready = [this] { return has_chunk(ticket_.load(std::memory_order_acquire)) || closing_.load(); };
+        if (!spin(kWorkerSpin, ready)) sleep_until_woken();
     }
+}
+
+void Pool::sleep_until_woken() {
+    const uint32_t seen = wake_.load();
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    // A loop published before the count rose is seen here; one published after it sees the count.
+    if (!has_chunk(ticket_.load(std::memory_order_seq_cst)) && !closing_.load()) wake_.wait(seen);
 }

@@ -1,5 +1,10 @@
-// A few persistent threads that run one function together and meet at barriers: spin briefly, then sleep.
+// Persistent threads that help with the chunks of a loop; nobody waits for a thread that has not taken a chunk.
+//
+// A worker whose core is busy with another process simply takes none, and the caller does its share. Only a worker
+// that lost its core in the middle of a chunk is waited for.
 #pragma once
+#include <stdint.h>
+
 #include <atomic>
 #include <thread>
 #include <vector>
@@ -14,24 +19,43 @@ class Pool {
     Pool& operator=(const Pool&) = delete;
 
     int threads() const { return threads_; }
-    // Runs job(context, thread) on every thread, the caller being thread 0; returns when all are done.
-    void run(void (*job)(void*, int), void* context);
-    // Inside a job: waits until every thread is here. Memory written before is visible after.
-    void barrier();
-    // Inside a job: hands out 0, 1, 2... once each; restart_counter before the barrier that precedes its use.
-    int64_t next_item() { return counter_.fetch_add(1, std::memory_order_relaxed); }
-    void restart_counter() { counter_.store(0, std::memory_order_relaxed); }
+
+    // Calls body(chunk, thread) once for every chunk in [0, chunks), on whichever thread is free, the caller being
+    // thread 0; returns when all are done. What the caller wrote before is visible to the body, and the reverse.
+    template <class Body>
+    void each(int chunks, Body&& body) {
+        if (threads_ == 1 || chunks <= 1) {
+            for (int chunk = 0; chunk < chunks; ++chunk) body(chunk, 0);
+            return;
+        }
+        run(chunks, [](void* context, int chunk, int thread) { (*static_cast<Body*>(context))(chunk, thread); }, &body);
+    }
+
+    // Time that the caller waited for chunks of others, in ns, since the last call; measured only when asked for.
+    int64_t take_waited_ns();
+    void measure_waiting(bool on) { measuring_ = on; }
 
   private:
+    // Loop number, chunks and next chunk in one word, so that a chunk is never taken from a loop that has ended.
+    static uint64_t ticket_of(uint64_t loop, int chunks) { return loop << 32 | static_cast<uint64_t>(chunks) << 16; }
+    static bool has_chunk(uint64_t ticket) { return (ticket & 0xffff) < (ticket >> 16 & 0xffff); }
+
+    void run(int chunks, void (*body)(void*, int, int), void* context);
+    bool help(int thread);
+    void wait_for_others(uint32_t chunks);
     void work(int thread);
+    void sleep_until_woken();
 
     const int threads_;
-    alignas(64) std::atomic<uint32_t> generation_{0};
-    alignas(64) std::atomic<uint32_t> arrived_{0};
-    alignas(64) std::atomic<uint32_t> phase_{0};
-    alignas(64) std::atomic<int64_t> counter_{0};
+    alignas(64) std::atomic<uint64_t> ticket_{0};
+    alignas(64) std::atomic<uint32_t> done_{0};
+    alignas(64) std::atomic<uint32_t> sleepers_{0};
+    alignas(64) std::atomic<uint32_t> wake_{0};
     std::atomic<bool> closing_{false};
-    void (*job_)(void*, int) = nullptr;
+    void (*body_)(void*, int, int) = nullptr;
     void* context_ = nullptr;
+    uint64_t loop_ = 0;
+    bool measuring_ = false;
+    int64_t waited_ns_ = 0;
     std::vector<std::thread> workers_;
 };

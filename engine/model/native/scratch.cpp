@@ -26,9 +26,12 @@ class Layout {  // measures on the first pass (base null), hands out pointers on
 void lay_out_activations(Layout& layout, Activations& a, int64_t rows, int64_t cols) {
     const int64_t blocks = rows * cols / kBlock;
     a.q = layout.take<int8_t>(rows * cols);
+    a.low = layout.take<int8_t>(rows * cols);
     a.scale = layout.take<float>(blocks);
     a.sum = layout.take<float>(blocks);
     a.isum = layout.take<int32_t>(blocks);
+    a.lsum = layout.take<int32_t>(blocks);
+    a.wide = layout.take<uint8_t>(blocks);
 }
 
 void lay_out(Layout& layout, const Model& model, Scratch& s, int64_t rows, int64_t logit_rows) {
@@ -41,7 +44,7 @@ void lay_out(Layout& layout, const Model& model, Scratch& s, int64_t rows, int64
     s.ffn = layout.take<float>(rows * shape.ffn);
     s.segment_of = layout.take<int32_t>(rows);
     s.position = layout.take<int32_t>(rows);
-    s.best = layout.take<Best>(model.pool->threads() * logit_rows);
+    s.best = layout.take<Best>(kMaxHeadChunks * logit_rows);
     lay_out_activations(layout, s.shared, rows, widest);
     for (int t = 0; t < model.pool->threads(); ++t) lay_out_activations(layout, s.own[t], kOwnRoom, widest);
 }

@@ -1,4 +1,4 @@
-// One whole step, embedding to argmax, run by all threads together with a barrier wherever rows change hands.
+// One whole step, embedding to argmax: the caller's thread goes through it, the others help with each loop.
 #pragma once
 #include <time.h>
 
@@ -7,12 +7,21 @@
 
 namespace {
 
-constexpr int64_t kOwnRows = 4;  // up to this many rows every thread quantises for itself: cheaper than a barrier
+constexpr int64_t kOwnRows = 4;  // up to this many rows every thread quantises for itself: cheaper than to wait
 
 inline int64_t now_ns() {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+
+// How many chunks a loop over tiles is cut into: enough that a slow thread costs little, few enough that taking one
+// (some 50 ns) is not felt.
+inline int chunks_for(int64_t tiles, int64_t rows, int threads) {
+    const int64_t weight = tiles * rows / 48, most = tiles < kMaxHeadChunks ? tiles : kMaxHeadChunks;
+    int64_t chunks = static_cast<int64_t>(threads) * (weight < 2 ? 1 : weight > 8 ? 8 : weight);
+    if (chunks > most) chunks = most;
+    return static_cast<int>(chunks);
 }
 
 // The token embedding of one row, dequantised.
@@ -38,13 +47,16 @@ inline void embed_row(const Matrix& w, int64_t token, float* out) {
 template <class Cache>
 class Step {
   public:
-    Step(Model& model, const StepArgs& args, int thread)
-        : model_(model), args_(args), shape_(model.shape), s_(model.scratch), pool_(*model.pool), thread_(thread) {}
+    Step(Model& model, const StepArgs& args)
+        : model_(model), args_(args), shape_(model.shape), s_(model.scratch), pool_(*model.pool) {}
 
     void run() {
+        pool_.measure_waiting(args_.part_ns != nullptr);
+        pool_.take_waited_ns();
         last_ns_ = now_ns();
-        embed();
-        meet(kPartEmbed);
+        for (int64_t row = 0; row < args_.rows; ++row)
+            embed_row(model_.embedding, args_.tokens[row], s_.x + row * shape_.hidden);
+        lap(kPartEmbed);
         int tap = 0;
         for (int i = 0; i < args_.layers_run; ++i) {
             const int id = args_.layer_ids[i];
@@ -57,83 +69,93 @@ class Step {
     }
 
   private:
-    Range mine(int64_t count) const { return share(count, pool_.threads(), thread_); }
-
+    // Books the time since the last lap under `part`, less what was spent waiting for other threads.
     void lap(Part part) {
-        if (thread_ != 0 || args_.part_ns == nullptr) return;
-        const int64_t now = now_ns();
-        args_.part_ns[part] += now - last_ns_;
+        if (args_.part_ns == nullptr) return;
+        const int64_t now = now_ns(), waited = pool_.take_waited_ns();
+        args_.part_ns[part] += now - last_ns_ - waited;
+        args_.part_ns[kPartWait] += waited;
         last_ns_ = now;
     }
-    void meet(Part part) {
-        lap(part);
-        pool_.barrier();
-        lap(kPartBarrier);
+
+    // Runs body(activations, tiles) for all tiles; the `count` activation rows are quantised by fill(activations, row),
+    // by every thread for itself when they are few, else by all together first.
+    template <class Fill, class Body>
+    void over_tiles(int64_t tiles, int64_t count, int cols, Fill&& fill, Body&& body) {
+        const bool alone = count <= kOwnRows;
+        const int64_t stage = ++s_.stage;
+        if (!alone) {
+            Activations shared = view(s_.shared, cols);
+            const int portions = count < 8 * pool_.threads() ? static_cast<int>(count) : 8 * pool_.threads();
+            pool_.each(portions, [&](int portion, int) {
+                const Range rows = share(count, portions, portion);
+                for (int64_t row = rows.begin; row < rows.end; ++row) fill(shared, row);
+            });
+            lap(kPartNorm);
+        }
+        const int chunks = chunks_for(tiles, count, pool_.threads());
+        pool_.each(chunks, [&](int chunk, int thread) {
+            Activations x = view(alone ? s_.own[thread] : s_.shared, cols);
+            if (alone && s_.own_stage[thread] != stage) {
+                for (int64_t row = 0; row < count; ++row) fill(x, row);
+                s_.own_stage[thread] = stage;
+            }
+            body(x, share(tiles, chunks, chunk), chunk);
+        });
     }
 
-    void embed() {
-        const Range rows = mine(args_.rows);
-        for (int64_t row = rows.begin; row < rows.end; ++row)
-            embed_row(model_.embedding, args_.tokens[row], s_.x + row * shape_.hidden);
-    }
-
-    // Quantises `count` rows with fill(activations, row), each thread for itself or all together.
-    template <class Fill>
-    const Activations& quantised(int64_t count, int cols, Part part, Fill&& fill) {
-        const bool alone = count <= kOwnRows || pool_.threads() == 1;
-        Activations& to = alone && count <= kOwnRows ? s_.own[thread_] : s_.shared;
-        // Every thread sets the same two numbers; they only differ from stage to stage, with a barrier between.
-        view_ = to;
-        view_.cols = cols;
-        view_.blocks = cols / kBlock;
-        const Range rows = alone ? Range{0, count} : mine(count);
-        for (int64_t row = rows.begin; row < rows.end; ++row) fill(view_, row);
-        if (!alone) meet(part);
-        lap(part);
-        return view_;
+    static Activations view(const Activations& memory, int cols) {
+        Activations x = memory;
+        x.cols = cols;
+        x.blocks = cols / kBlock;
+        return x;
     }
 
     void attention_half(const Layer& layer) {
-        const int64_t hidden = shape_.hidden;
-        const Activations& normed = quantised(args_.rows, shape_.hidden, kPartNorm, [&](Activations& to, int64_t row) {
-            quantise_normed(to, row, s_.x + row * hidden, layer.vector[kAttnNorm], shape_.rms_eps);
-        });
-        project_qkv(layer, normed);
-        meet(kPartQkv);
+        const int64_t hidden = shape_.hidden, width = model_.q_size();
+        const int64_t tiles = layer.matrix[kWq].tiles + layer.matrix[kWk].tiles + layer.matrix[kWv].tiles;
+        over_tiles(
+            tiles, args_.rows, shape_.hidden,
+            [&](Activations& to, int64_t row) {
+                quantise_normed(to, row, s_.x + row * hidden, layer.vector[kAttnNorm], shape_.rms_eps);
+            },
+            [&](const Activations& x, Range part, int) { project_qkv(layer, x, part); });
+        lap(kPartQkv);
         rotate_and_write(layer);
-        if (thread_ == 0) pool_.restart_counter();
-        meet(kPartRope);
+        lap(kPartRope);
         attention(layer);
-        meet(kPartAttention);
-        const int64_t width = model_.q_size();
-        const Activations& mixed = quantised(args_.rows, model_.q_size(), kPartNorm, [&](Activations& to, int64_t row) {
-            quantise_plain(to, row, s_.attn + row * width);
-        });
+        lap(kPartAttention);
         const Matrix& out = layer.matrix[kWo];
-        multiply_onto(out, mixed, args_.rows, mine(out.tiles), layer.vector[kBo], s_.x, hidden);
-        meet(kPartOut);
+        over_tiles(
+            out.tiles, args_.rows, model_.q_size(),
+            [&](Activations& to, int64_t row) { quantise_plain(to, row, s_.attn + row * width); },
+            [&](const Activations& x, Range part, int) {
+                multiply_onto(out, x, args_.rows, part, layer.vector[kBo], s_.x, hidden);
+            });
+        lap(kPartOut);
     }
 
     void ffn_half(const Layer& layer) {
         const int64_t hidden = shape_.hidden, width = shape_.ffn;
-        const Activations& normed = quantised(args_.rows, shape_.hidden, kPartNorm, [&](Activations& to, int64_t row) {
-            quantise_normed(to, row, s_.x + row * hidden, layer.vector[kFfnNorm], shape_.rms_eps);
-        });
-        multiply_gated(layer, normed, args_.rows, mine(layer.matrix[kWgate].tiles), s_.ffn, width);
-        meet(kPartGateUp);
-        const Activations& gated = quantised(args_.rows, shape_.ffn, kPartNorm, [&](Activations& to, int64_t row) {
-            quantise_plain(to, row, s_.ffn + row * width);
-        });
+        over_tiles(
+            layer.matrix[kWgate].tiles, args_.rows, shape_.hidden,
+            [&](Activations& to, int64_t row) {
+                quantise_normed(to, row, s_.x + row * hidden, layer.vector[kFfnNorm], shape_.rms_eps);
+            },
+            [&](const Activations& x, Range part, int) { multiply_gated(layer, x, args_.rows, part, s_.ffn, width); });
+        lap(kPartGateUp);
         const Matrix& down = layer.matrix[kWdown];
-        multiply_onto(down, gated, args_.rows, mine(down.tiles), layer.vector[kBdown], s_.x, hidden);
-        meet(kPartDown);
+        over_tiles(
+            down.tiles, args_.rows, shape_.ffn,
+            [&](Activations& to, int64_t row) { quantise_plain(to, row, s_.ffn + row * width); },
+            [&](const Activations& x, Range part, int) {
+                multiply_onto(down, x, args_.rows, part, layer.vector[kBdown], s_.x, hidden);
+            });
+        lap(kPartDown);
     }
 
-    void project_qkv(const Layer& layer, const Activations& x) {
+    void project_qkv(const Layer& layer, const Activations& x, Range tiles) {
         const int64_t offsets[3] = {0, model_.q_size(), model_.q_size() + model_.kv_size()};
-        int64_t all = 0;
-        for (int i = 0; i < 3; ++i) all += layer.matrix[kWq + i].tiles;
-        const Range tiles = mine(all);
         int64_t before = 0;
         for (int i = 0; i < 3; ++i) {
             const Matrix& w = layer.matrix[kWq + i];
@@ -147,12 +169,13 @@ class Step {
 
     void rotate_and_write(const Layer& layer) {
         const int64_t heads = shape_.heads + 2 * shape_.kv_heads;
-        const Range units = mine(args_.rows * heads);
-        for (int64_t unit = units.begin; unit < units.end; ++unit) {
-            const int64_t row = unit / heads;
-            const int head = static_cast<int>(unit % heads);
-            rotate_one(layer, row, head, s_.qkv + row * model_.qkv_size() + static_cast<int64_t>(head) * shape_.head_dim);
-        }
+        const int portions = args_.rows <= kOwnRows ? 1 : 4 * pool_.threads();
+        pool_.each(portions, [&](int portion, int) {
+            const Range rows = share(args_.rows, portions, portion);
+            for (int64_t row = rows.begin; row < rows.end; ++row)
+                for (int head = 0; head < heads; ++head)
+                    rotate_one(layer, row, head, s_.qkv + row * model_.qkv_size() + static_cast<int64_t>(head) * shape_.head_dim);
+        });
     }
 
     void rotate_one(const Layer& layer, int64_t row, int head, float* x) {
@@ -175,22 +198,25 @@ class Step {
         return args_.block_tables + static_cast<int64_t>(segment) * args_.table_width;
     }
 
-    // Few queries are dealt out evenly, many in small portions to whoever is free.
+    // Queries are numbered by segment, then KV head, then row, then head of the group.
     void attention(const Layer& layer) {
-        const int64_t all = static_cast<int64_t>(args_.rows) * shape_.heads;
-        if (all <= 2 * kQueryTile * pool_.threads()) {
-            const Range part = mine(all);
+        const int64_t all = static_cast<int64_t>(args_.rows) * shape_.heads, portions = (all + kQueryTile - 1) / kQueryTile;
+        int64_t chunks = 2 * pool_.threads();
+        if (portions > chunks) chunks = portions < kMaxPortions ? portions : kMaxPortions;
+        if (chunks > all) chunks = all;
+        if (is_short(all)) chunks = 1;
+        pool_.each(static_cast<int>(chunks), [&](int chunk, int) {
+            const Range part = share(all, static_cast<int>(chunks), chunk);
             attend_range(layer, part.begin, part.end);
-            return;
-        }
-        for (;;) {
-            const int64_t from = pool_.next_item() * kQueryTile;
-            if (from >= all) return;
-            attend_range(layer, from, from + kQueryTile < all ? from + kQueryTile : all);
-        }
+        });
     }
 
-    // Queries are numbered by segment, then KV head, then row, then head of the group.
+    // Whether one thread is done before another would have begun.
+    bool is_short(int64_t queries) const {
+        constexpr int64_t kWorthSharing = 16384;  // query-key pairs of 64 dimensions take about 0.1 ns each
+        return args_.rows <= 2 && queries * (s_.position[args_.rows - 1] + 1) < kWorthSharing / 4;
+    }
+
     void attend_range(const Layer& layer, int64_t from, int64_t to) {
         const int64_t group = shape_.heads / shape_.kv_heads;
         while (from < to) {
@@ -210,55 +236,60 @@ class Step {
     }
 
     void keep_hidden(int tap) {
-        const Range rows = mine(args_.rows);
-        for (int64_t row = rows.begin; row < rows.end; ++row)
+        for (int64_t row = 0; row < args_.rows; ++row)
             __builtin_memcpy(args_.hidden + (row * args_.taps + tap) * shape_.hidden, s_.x + row * shape_.hidden,
                              static_cast<size_t>(shape_.hidden) * 4);
     }
 
     void head() {
         const int64_t count = args_.logit_rows, hidden = shape_.hidden, vocab = shape_.vocab;
-        const Activations& normed = quantised(count, shape_.hidden, kPartNorm, [&](Activations& to, int64_t i) {
-            quantise_normed(to, i, s_.x + args_.logit_row_ids[i] * hidden, model_.final_norm, shape_.rms_eps);
-        });
-        Best* best = s_.best + thread_ * count;
-        for (int64_t i = 0; i < count; ++i) best[i] = {-__builtin_inff(), 0};
         const Matrix& w = model_.head_matrix();
-        multiply(w, normed, count, mine(w.tiles), [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
-            const int width = tile_width(w, tile);
-            for (int m = 0; m < n; ++m) {
-                improve(best[row + m], out[m], tile * kTile, width);
-                if (args_.logits != nullptr)
-                    __builtin_memcpy(args_.logits + (row + m) * vocab + tile * kTile, out[m], static_cast<size_t>(width) * 4);
-            }
-        });
-        meet(kPartHead);
-        if (thread_ == 0) merge_best(count);
+        over_tiles(
+            w.tiles, count, shape_.hidden,
+            [&](Activations& to, int64_t i) {
+                quantise_normed(to, i, s_.x + args_.logit_row_ids[i] * hidden, model_.final_norm, shape_.rms_eps);
+            },
+            [&](const Activations& x, Range part, int chunk) {
+                Best* best = s_.best + chunk * count;
+                for (int64_t i = 0; i < count; ++i) best[i] = {-__builtin_inff(), part.begin * kTile};
+                multiply(w, x, count, part, [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
+                    const int width = tile_width(w, tile);
+                    for (int m = 0; m < n; ++m) {
+                        improve(best[row + m], out[m], tile * kTile, width);
+                        if (args_.logits == nullptr) continue;
+                        float* to = args_.logits + (row + m) * vocab + tile * kTile;
+                        __builtin_memcpy(to, out[m], static_cast<size_t>(width) * 4);
+                    }
+                });
+            });
+        merge_best(count, chunks_for(w.tiles, count, pool_.threads()));
+        lap(kPartHead);
     }
 
     static void improve(Best& best, const float* out, int64_t token, int width) {
+        if (width == kTile && !(largest(load(out)) > best.value)) return;
         for (int i = 0; i < width; ++i)
             if (out[i] > best.value) best = {out[i], token + i};
     }
 
-    void merge_best(int64_t count) {  // threads own rising ranges of tokens, so the first of equals has the least id
+    void merge_best(int64_t count, int chunks) {  // chunks hold rising tokens, so the first of equals has the least id
         for (int64_t i = 0; i < count; ++i) {
             Best winner = s_.best[i];
-            for (int t = 1; t < pool_.threads(); ++t) {
-                const Best& other = s_.best[t * count + i];
+            for (int chunk = 1; chunk < chunks; ++chunk) {
+                const Best& other = s_.best[chunk * count + i];
                 if (other.value > winner.value) winner = other;
             }
             args_.argmax[i] = winner.token;
         }
     }
 
+    static constexpr int64_t kMaxPortions = 4096;
+
     Model& model_;
     const StepArgs& args_;
     const ShapeArgs& shape_;
     Scratch& s_;
     Pool& pool_;
-    const int thread_;
-    Activations view_;
     int64_t last_ns_ = 0;
 };
 

@@ -12,6 +12,7 @@
 
 constexpr int kTile = 16;
 constexpr int kBlock = 32;
+constexpr int kMaxHeadChunks = 256;
 
 struct Matrix {
     int32_t type = kQ4_0, rows = 0, cols = 0, tiles = 0, blocks = 0;
@@ -23,12 +24,17 @@ struct Matrix {
     int quant_bytes() const { return type == kQ8_0 ? kTile * kBlock : kTile * kBlock / 2; }
 };
 
-struct Activations {  // rows quantised to int8 in blocks of 32
+// Rows quantised to int8 in blocks of 32. A block that stands out from its row by its largest value would carry most of
+// the row's rounding error, so it is wide: 16 bits, as 256 * q + low.
+struct Activations {
     int32_t cols = 0, blocks = 0;
-    int8_t* q = nullptr;        // [rows, cols]
-    float* scale = nullptr;     // [rows, blocks]
-    float* sum = nullptr;       // [rows, blocks]: scale * sum of q
-    int32_t* isum = nullptr;    // [rows, blocks]: sum of q
+    int8_t* q = nullptr;      // [rows, cols]
+    int8_t* low = nullptr;    // [rows, cols], wide blocks only
+    float* scale = nullptr;   // [rows, blocks], of one unit of q, or of low where wide
+    float* sum = nullptr;     // [rows, blocks]: the block's values added up
+    int32_t* isum = nullptr;  // [rows, blocks]: sum of q
+    int32_t* lsum = nullptr;  // [rows, blocks]: sum of low where wide
+    uint8_t* wide = nullptr;  // [rows, blocks]
 };
 
 struct Layer {
@@ -50,7 +56,9 @@ struct Scratch {
     int32_t *segment_of = nullptr, *position = nullptr;
     Activations shared;
     Activations own[kMaxThreads];  // a few rows are cheaper to quantise twice than to wait for
-    Best* best = nullptr;          // [threads, logit_rows]
+    int64_t own_stage[kMaxThreads] = {};  // which stage of which step a thread's own rows belong to
+    int64_t stage = 0;
+    Best* best = nullptr;  // [kHeadChunks, logit_rows]
 };
 
 struct Variant;
@@ -76,18 +84,18 @@ struct Model {
 // One instruction-set level: the same source compiled with other flags, the same bits out.
 struct Variant {
     const char* name;
-    void (*step)(Model&, const StepArgs&, int thread);
+    void (*step)(Model&, const StepArgs&);
     void (*embed)(const Model&, const int64_t* tokens, int64_t count, float* out);
-    void (*head)(Model&, const float* hidden, int64_t rows, float* logits, int thread);
+    void (*head)(Model&, const float* hidden, int64_t rows, float* logits);
 };
 
 struct Range {
     int64_t begin, end;
 };
 
-// Thread `thread`'s contiguous share of `count` items.
-inline Range share(int64_t count, int threads, int thread) {
-    return {count * thread / threads, count * (thread + 1) / threads};
+// The contiguous part `index` of `parts` of `count` items.
+inline Range share(int64_t count, int parts, int index) {
+    return {count * index / parts, count * (index + 1) / parts};
 }
 
 // Keeps a sentence for the caller and returns 1.

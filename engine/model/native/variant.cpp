@@ -10,27 +10,27 @@
 
 namespace {
 
-void run_step(Model& model, const StepArgs& args, int thread) {
-    if (model.shape.kv_type == kKvF32) Step<CacheF32>(model, args, thread).run();
-    if (model.shape.kv_type == kKvF16) Step<CacheF16>(model, args, thread).run();
-    if (model.shape.kv_type == kKvBF16) Step<CacheBF16>(model, args, thread).run();
+void run_step(Model& model, const StepArgs& args) {
+    if (model.shape.kv_type == kKvF32) Step<CacheF32>(model, args).run();
+    if (model.shape.kv_type == kKvF16) Step<CacheF16>(model, args).run();
+    if (model.shape.kv_type == kKvBF16) Step<CacheBF16>(model, args).run();
 }
 
 void run_embed(const Model& model, const int64_t* tokens, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i) embed_row(model.embedding, tokens[i], out + i * model.shape.hidden);
 }
 
-// Logits of rows that are already normed; every thread fills its share of the vocabulary.
-void run_head(Model& model, const float* hidden, int64_t rows, float* logits, int thread) {
-    const int64_t width = model.shape.hidden;
+// Logits of rows that are already normed.
+void run_head(Model& model, const float* hidden, int64_t rows, float* logits) {
     Activations x = model.scratch.shared;
     x.cols = model.shape.hidden;
     x.blocks = x.cols / kBlock;
-    const Range mine = share(rows, model.pool->threads(), thread);
-    for (int64_t row = mine.begin; row < mine.end; ++row) quantise_plain(x, row, hidden + row * width);
-    model.pool->barrier();
+    for (int64_t row = 0; row < rows; ++row) quantise_plain(x, row, hidden + row * x.cols);
     const Matrix& w = model.head_matrix();
-    multiply_into(w, x, rows, share(w.tiles, model.pool->threads(), thread), nullptr, logits, model.shape.vocab);
+    const int chunks = chunks_for(w.tiles, rows, model.pool->threads());
+    model.pool->each(chunks, [&](int chunk, int) {
+        multiply_into(w, x, rows, share(w.tiles, chunks, chunk), nullptr, logits, model.shape.vocab);
+    });
 }
 
 }  // namespace
