@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.arms import PLAIN, ArmKey, arms_of
 from engine.drafters.gate import Arm, Gate, GateSettings
-from engine.drafters.promise import PLAIN, ArmKey, arms_of
 
 PLAIN_STEP_NS: Final = 10_000_000
 MOST_DRAFTS: Final = 5

@@ -16,8 +16,9 @@ from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import MatchAcceptance
+from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
-from engine.drafters.promise import PLAIN, ArmKey, Offer, Promises
+from engine.drafters.promise import Offer, Promises
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
@@ -171,7 +172,7 @@ class Arbiter:
             self._settle_left -= 1
             return
         if arm.drafter is None or any(drafted for drafted, _ in outcomes):
-            self._promises.costs.add(arm.drafter, arm.drafts, wall_ns, draft_ns, self._step)
+            self._promises.costs.add(arm, self._planned(arm), wall_ns, draft_ns, self._step)
         self._account(arm, wall_ns, emitted)
 
     def record_confidences(self, drafter: DrafterName, confidences: Sequence[float], accepted: int) -> None:
@@ -218,6 +219,11 @@ class Arbiter:
 
     def _may_copy(self) -> bool:
         return not (self._probe or self._settle_left or self._copies_paused_tokens)
+
+    def _planned(self, arm: ArmKey) -> int:
+        """Drafts that were made; fewer are verified where confidence trimmed them."""
+        chosen = self._arm
+        return max(chosen.drafts, arm.drafts) if chosen.drafter is arm.drafter else arm.drafts
 
     # Regimes
 

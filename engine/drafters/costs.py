@@ -9,6 +9,7 @@ from statistics import median
 from typing import Final
 
 from engine.core.device import DrafterName
+from engine.drafters.arms import ArmKey
 
 FIRST_SAMPLES: Final = 5
 WEIGHT: Final = 0.03
@@ -94,9 +95,10 @@ class CostTable:
     step: int = 0
     _curves: dict[DrafterName | None, _Curve] = field(default_factory=dict)
 
-    def add(self, drafter: DrafterName | None, drafts: int, wall_ns: int, draft_ns: int, step: int) -> None:
+    def add(self, arm: ArmKey, drafted: int, wall_ns: int, draft_ns: int, step: int) -> None:
+        """Take in a step that made `drafted` drafts in `draft_ns` and verified `arm.drafts` of them."""
         self.step = step
-        cost = self.verify.setdefault(drafts, Cost())
+        cost = self.verify.setdefault(arm.drafts, Cost())
         sample = float(wall_ns - draft_ns)
         if cost.samples >= FIRST_SAMPLES:
             surprise = min(max(sample / (cost.value * self.scale), 1 / HICCUP), HICCUP)
@@ -105,8 +107,8 @@ class CostTable:
         else:
             self._curves.clear()
         cost.add(sample / self.scale, step)
-        if drafter is not None and draft_ns:
-            self.drafting.setdefault(drafter, {}).setdefault(drafts, Cost()).add(draft_ns / self.scale, step)
+        if arm.drafter is not None and draft_ns:
+            self.drafting.setdefault(arm.drafter, {}).setdefault(drafted, Cost()).add(draft_ns / self.scale, step)
 
     def error(self, drafts: int) -> float:
         """Relative standard error of a verify's cost; where it was never measured, costs may jump between counts."""

@@ -5,37 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcceptance
+from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.costs import CostTable
+
+__all__ = ["PLAIN", "ArmKey", "Offer", "Promises"]
 
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArmKey:
-    """Plain (no drafter, no drafts), or a drafter with a draft count."""
-
-    drafter: DrafterName | None = None
-    drafts: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.drafter.value}:{self.drafts}" if self.drafter else "plain"
-
-
-PLAIN: Final = ArmKey()
-
-
-@cache
-def arms_of(drafter: DrafterName, most: int) -> tuple[ArmKey, ...]:
-    """The arms of a drafter with 1 to `most` drafts."""
-    return tuple(ArmKey(drafter, drafts) for drafts in range(1, most + 1))
-
 
 Offer = Mapping[DrafterName | None, Sequence[int]]
 """Draft counts by drafter; plain offers 0."""

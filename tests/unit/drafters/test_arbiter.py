@@ -10,8 +10,8 @@ import pytest
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcceptance
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.arms import PLAIN, ArmKey, arms_of
 from engine.drafters.costs import HICCUP, Cost, CostTable
-from engine.drafters.promise import PLAIN, ArmKey, arms_of
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
@@ -279,10 +279,10 @@ def test_a_hiccup_moves_a_cost_little_and_a_lasting_change_all_the_way() -> None
 def test_a_slower_machine_makes_all_arms_dearer() -> None:
     table = CostTable()
     for step in range(100):
-        table.add(None, (0, 3)[step % 2], (10, 14)[step % 2] * MS, 0, step)
+        table.add(ArmKey(NGRAM, 3) if step % 2 else PLAIN, 3 * (step % 2), (10, 14)[step % 2] * MS, 0, step)
     before = table.step_ns(None, 0)
     for step in range(100, 200):
-        table.add(None, 3, 21 * MS, 0, step)
+        table.add(ArmKey(NGRAM, 3), 3, 21 * MS, 0, step)
     after = table.step_ns(None, 0)
     assert before is not None
     assert after is not None
@@ -292,13 +292,19 @@ def test_a_slower_machine_makes_all_arms_dearer() -> None:
 def test_a_cost_between_two_measured_counts_lies_on_their_line_and_beyond_them_never_falls() -> None:
     table = CostTable()
     for drafts, wall in ((0, 10), (4, 18), (6, 17)):
-        table.add(None, drafts, wall * MS, 0, 1)
+        table.add(ArmKey(NGRAM, drafts), drafts, wall * MS, 0, 1)
     assert table.step_ns(None, 2) == pytest.approx(14 * MS)
     assert (table.step_ns(None, 9) or 0) > 17 * MS
 
 
+def test_drafts_that_confidence_trimmed_are_charged_as_drafted() -> None:
+    table = CostTable()
+    table.add(ArmKey(MTP, 1), 4, 14 * MS, 4 * MS, 1)
+    assert (table.step_ns(MTP, 1) or 0) - (table.step_ns(NGRAM, 1) or 0) == pytest.approx(MS)
+
+
 def test_drafting_is_charged_by_the_draft_and_verifying_shared_by_all_drafters() -> None:
     table = CostTable()
-    table.add(MTP, 4, 18 * MS, 4 * MS, 1)
+    table.add(ArmKey(MTP, 4), 4, 18 * MS, 4 * MS, 1)
     assert table.step_ns(NGRAM, 4) == pytest.approx(14 * MS)
     assert table.step_ns(MTP, 2) == pytest.approx((table.step_ns(NGRAM, 2) or 0) + 2 * MS)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.arms import PLAIN, arms_of
 from engine.drafters.evidence import Budget
 from engine.drafters.gate import Arm, Gate, GateSettings
-from engine.drafters.promise import PLAIN, arms_of
 
 MS = 1_000_000
 

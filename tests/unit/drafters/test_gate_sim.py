@@ -8,8 +8,8 @@ import pytest
 from engine.bench.gate_sim import Trace, arbiter_time, gate_time, random_trace, report, simulate, time_of
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.gate import Gate, GateSettings
-from engine.drafters.promise import PLAIN, ArmKey
 
 
 def traces(count: int, first_seed: int) -> list[tuple[Trace, ArmKey]]:

@@ -1,0 +1,30 @@
+"""What a decode step can be: plain, or a drafter with a number of drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from engine.core.device import DrafterName
+
+
+@dataclass(frozen=True, slots=True)
+class ArmKey:
+    """Plain (no drafter, no drafts), or a drafter with a draft count."""
+
+    drafter: DrafterName | None = None
+    drafts: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.drafter.value}:{self.drafts}" if self.drafter else "plain"
+
+
+PLAIN: Final = ArmKey()
+
+
+@cache
+def arms_of(drafter: DrafterName, most: int) -> tuple[ArmKey, ...]:
+    """The arms of a drafter with 1 to `most` drafts."""
+    return tuple(ArmKey(drafter, drafts) for drafts in range(1, most + 1))
