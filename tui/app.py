@@ -30,7 +30,7 @@ from tui.themes import DARK, LIGHT, lane_variables
 from tui.widgets import Cell, Panel
 
 REPAINT_S = 0.25
-FOLLOW_S = 0.04
+FOLLOW_S = 0.1
 """Text that arrives faster than this is written in one go."""
 
 
@@ -84,6 +84,10 @@ class MetraleApp(App[None]):
         """What the operator screens show while they are held still, and since when."""
         self.chat = ChatActions(self)
         self.screens = ScreenActions(self)
+        self._top, self._tabs, self._keys = Cell(id="top"), Cell(id="tabs"), Cell(id="keys")
+        self._panes: dict[str, Panel] = {}
+        self._front = ""
+        self._switcher: ContentSwitcher | None = None
         self._followed = True
         self._following = False
 
@@ -96,12 +100,14 @@ class MetraleApp(App[None]):
         return super().get_css_variables() | lane_variables(dark=self.current_theme.dark)
 
     def compose(self) -> ComposeResult:
-        yield Cell(id="top")
-        yield Cell(id="tabs")
+        yield self._top
+        yield self._tabs
         first = "chat" if self.mode_name == "chat" else "overview"
-        with ContentSwitcher(id="panes", initial=f"pane-{first}"):
-            yield make_pane(first)
-        yield Cell(id="keys")
+        self._panes[first] = make_pane(first)
+        self._front = first
+        with ContentSwitcher(id="panes", initial=f"pane-{first}") as self._switcher:
+            yield self._panes[first]
+        yield self._keys
 
     def on_mount(self) -> None:
         self.register_theme(DARK)
@@ -150,8 +156,9 @@ class MetraleApp(App[None]):
             return
         self._following = True
         try:
-            for panel in self.query(ChatPanel):
-                await panel.follow(self.state, self.clock())
+            chat = self._panes.get("chat")
+            if isinstance(chat, ChatPanel):
+                await chat.follow(self.state, self.clock())
         finally:
             self._following = False
 
@@ -159,27 +166,28 @@ class MetraleApp(App[None]):
 
     @property
     def pane(self) -> str:
-        current = self.query_one("#panes", ContentSwitcher).current or ""
-        return current.removeprefix("pane-")
+        return self._front
 
     def repaint(self) -> None:
         """Shows the state in the pane in front; panes repaint only what changed."""
-        if not self.is_running or not self.query("#panes"):
+        if not self.is_running or not self._panes:
             return
         name = self.pane
         held = self.held if name != "chat" else None
         state, now = held or (self.state, self.clock())
-        for panel in self.query(f"#pane-{name}").results(Panel):
+        panel = self._panes[name]
+        if panel.is_mounted:
             panel.show(state, now)
         line = top_line(
             self.state, self.clock(), held=held[1] if held else 0.0, pane=PANES[name].label, width=self.size.width
         )
-        self.query_one("#top", Cell).put(line)
-        tabs = self.query_one("#tabs", Cell)
-        tabs.display = name not in ("chat", "provenance")
-        tabs.put(tab_line(name, digits=self.mode_name != "chat" or not self._typing))
+        self._top.put(line)
+        self._tabs.display = name not in ("chat", "provenance")
+        self._tabs.put(tab_line(name, digits=self.mode_name != "chat" or not self._typing))
+        if len(self.screen_stack) > 1:
+            return
         offered = [self._labelled(action) for action in ACTIONS if action.footer and self._offers(action)]
-        self.query_one("#keys", Cell).put(key_line(offered, self.size.width))
+        self._keys.put(key_line(offered, self.size.width))
 
     @property
     def _typing(self) -> bool:
@@ -200,13 +208,15 @@ class MetraleApp(App[None]):
         """Brings a pane to the front; it is built when it is first wanted."""
         if name == self.pane or (name == "chat" and self.mode_name != "chat"):
             name = "chat" if self.mode_name == "chat" else name
-        switcher = self.query_one("#panes", ContentSwitcher)
-        if not switcher.query(f"#pane-{name}"):
-            await switcher.mount(make_pane(name))
-        switcher.current = f"pane-{name}"
+        if self._switcher is None:
+            return
+        if name not in self._panes:
+            self._panes[name] = make_pane(name)
+            await self._switcher.mount(self._panes[name])
+        self._switcher.current = f"pane-{name}"
+        self._front = name
         self.refresh_bindings()
-        target = self.query_one(f"#pane-{name}", Panel)
-        target.landed()
+        self._panes[name].landed()
         self.repaint()
 
     # ---- data out
@@ -245,7 +255,7 @@ class MetraleApp(App[None]):
         await handler(argument)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action != "act" or not self.is_running or not self.query("#panes"):
+        if action != "act" or not self.is_running or not self._panes:
             return True
         if len(self.screen_stack) > 1:
             return False  # a small window is in front and has its own keys

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -82,14 +83,22 @@ class HelpScreen(ModalScreen[None]):
         with VerticalScroll(classes="window") as window:
             window.border_title = "Keys and commands"
             window.border_subtitle = "Esc closes"
-            yield Cell(help_text())
+            yield Cell(id="help-text")
+
+    def on_resize(self) -> None:
+        self.query_one("#help-text", Cell).put(help_text(min(self.size.width * 9 // 10, 96) - 6))
 
 
-def help_text() -> Content:
+def help_text(width: int) -> Content:
+    """Every action, its sentence wrapped behind key and command."""
     lines: list[list[Part]] = []
     for where in Where:
         actions = [action for action in ACTIONS if action.where is where]
-        lines += [[(str(where), "bold $text-primary")], *(_row(action) for action in actions), []]
+        lines += [
+            [(str(where), "bold $text-primary")],
+            *(line for action in actions for line in _row(action, width)),
+            [],
+        ]
     lines.append([("in the input", "bold $text-primary")])
     typed = (("enter", "Send."), ("shift+enter, ctrl+j", "Break the line."), ("up, down", "What was typed before."),
              ("tab", "Take the completion."))  # fmt: skip
@@ -102,7 +111,9 @@ def help_text() -> Content:
     return charts.join(lines)
 
 
-def _row(action: Action) -> list[Part]:
+def _row(action: Action, width: int) -> list[list[Part]]:
     key = action.key.replace("question_mark", "?").replace("equals_sign", "=").replace(",", " ")
     command = f"{action.slash} {action.argument}".strip()
-    return [(f"  {key:<10}", "bold"), (f"{command:<18}", "$text-accent"), muted(action.sentence)]
+    first, *more = wrap(action.sentence, max(width - 29, 20))
+    head: list[Part] = [(f"  {key:<10}", "bold"), (f"{command:<17}", "$text-accent"), muted(first)]
+    return [head, *([muted(" " * 29 + line)] for line in more)]

@@ -30,9 +30,15 @@ class Cell(Static):
         new = content if isinstance(content, Content) else Content(content)
         if new.is_same(self._shown):
             return
-        moved = new.plain.count("\n") != self._shown.plain.count("\n") or new.cell_length != self._shown.cell_length
         self._shown = new
-        self.update(new, layout=moved)
+        self.update(new, layout=self._resizes(new))
+
+    def _resizes(self, new: Content) -> bool:
+        """Whether `new` needs another height than there is; a layout of the whole screen costs more than painting."""
+        height, size = self.styles.height, self.content_size
+        if not size.width:
+            return True
+        return (height is None or height.is_auto) and new.get_height({}, size.width) != size.height
 
 
 class Panel(Vertical):

@@ -71,7 +71,7 @@ def script(scene: str) -> list[tuple[float, Event]]:
     past.append((NOW - 8, wire.Log(time=NOW - 8, level="warning", message="The exporter was slow for 1.2 s.")))
     past.sort(key=lambda item: item[0])
     if scene == "down":
-        past.append((NOW - 5, Dropped("The connection was cut.")))
+        past = [*(item for item in past if item[0] < NOW - 5), (NOW - 5, Dropped("The connection was cut."))]
     return past
 
 

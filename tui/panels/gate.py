@@ -12,7 +12,7 @@ from tui.charts import Part
 from tui.panels.chat.side import marks
 from tui.state import State
 from tui.themes import lane_style
-from tui.widgets import Cell, Panel, age, muted
+from tui.widgets import Cell, Panel, muted
 
 ARM_COLORS = {"plain": lane_style("plain"), "verify": lane_style("ngram")}
 SHOWN_DECISIONS = 100
@@ -28,7 +28,7 @@ class GatePanel(Panel):
 
     def show(self, state: State, now: float) -> None:
         gate, span = state.gate, self.metrale.screens.span_s
-        self.title("#gate-now", "Decision", age(state, state.gate_at, now))
+        self.title("#gate-now", "Decision", _decided(state, now))
         self.query_one("#gate-now", Cell).put(decision(gate))
         self.title("#gate-arms", "Arms", "measured tokens per second, with one standard deviation")
         self.query_one("#gate-arms", Cell).put(arms(gate, self.size.width))
@@ -37,6 +37,11 @@ class GatePanel(Panel):
         self.query_one("#gate-speed", Cell).put(delivered(state, self.size.width, span, rows))
         self.title("#gate-past", "Decisions since this screen opened", "latest first")
         self.query_one("#gate-past", Cell).put(past(state))
+
+
+def _decided(state: State, now: float) -> str:
+    """A decision is an event: it grows old without being stale."""
+    return f"{words.seconds(now - state.gate_at)} ago" if state.gate_at else ""
 
 
 def decision(gate: wire.GateView | None) -> Content:

@@ -15,6 +15,8 @@ from tui.themes import lane_style
 from tui.widgets import Cell, Panel, age, muted, table
 from tui.windows import WINDOW_S, window
 
+WIDE = 100
+
 
 class OverviewPanel(Panel):
     def compose(self) -> ComposeResult:
@@ -28,7 +30,7 @@ class OverviewPanel(Panel):
     def show(self, state: State, now: float) -> None:
         old, latest, span = age(state, state.stats_at, now), state.latest, self.metrale.screens.span_s
         self.title("#ov-now", "Numbers", old)
-        self.query_one("#ov-now", Cell).put(numbers(state))
+        self.query_one("#ov-now", Cell).put(numbers(state, self.size.width))
         stretch = words.seconds(span)
         base = latest.plain_tokens_per_s if latest else None
         self._chart(
@@ -67,7 +69,7 @@ class OverviewPanel(Panel):
         cell = self.query_one(selector, Cell)
         span = self.metrale.screens.span_s
         width, height = cell.size.width - charts.AXIS, cell.size.height - 2
-        if width < 10 or height < 1:
+        if width < 10:
             return
         frame = charts.bucket(state.stats, reading, width, span)
         height -= any(frame.column(mark.time) is not None for mark in marks(state))
@@ -75,37 +77,44 @@ class OverviewPanel(Panel):
         cell.put(Content("\n").join([picture, charts.time_axis(width, span)]))
 
 
-def numbers(state: State) -> Content:
+def numbers(state: State, width: int) -> Content:
+    """The table of numbers; the last pair of each row gives way on a narrow terminal."""
     latest = state.latest
     if latest is None:
         return Content.styled("No numbers have come yet; they start with the first step of the engine.", "$quiet")
+    pairs = 4 if width >= WIDE else 3
+    padded = table(
+        [[muted(name), *(part for pair in row[:pairs] for part in pair)] for name, row in _rows(state, latest)]
+    )
+    note = f"* of drafts in the last {words.seconds(WINDOW_S)}; TTFT and TPOT: last 60 s"
+    return charts.join([*padded, [muted(note)]])
+
+
+def _rows(state: State, latest: wire.Stats) -> list[tuple[str, list[list[Part]]]]:
     seen = window(state.stats)
-    rows = [
-        [muted("throughput"), *_pair("now", f"{words.number(latest.tokens_per_s)} tok/s"),
-         *_pair(f"last {words.seconds(WINDOW_S)}", f"{words.number(seen.tokens_per_s)} tok/s"),
-         *_pair("prompts", f"{words.number(seen.prefill_tokens_per_s)} tok/s"),
-         *_pair("plain", f"{words.number(latest.plain_tokens_per_s)} tok/s")],
-        [muted("TTFT"), *_quantiles(latest.ttft)],
-        [muted("TPOT"), *_quantiles(latest.tpot)],
-        [muted("batch"), *_pair("active", str(latest.active)), *_pair("waiting", str(latest.waiting)),
-         *_pair("prefill", str(latest.prefilling)), *_pair("parked", str(latest.swapped + latest.preempted))],
-        [muted("KV"), *_pair("used", words.percent(latest.kv_used_tokens, latest.kv_total_tokens)),
-         *_pair("tokens", words.count(latest.kv_used_tokens)), *_pair("of", words.count(latest.kv_total_tokens)),
-         *_pair("cached", words.count(latest.cached_tokens))],
-        [muted("whole run"), *_pair("tokens", words.count(latest.total_tokens)),
-         *_pair("requests", words.count(latest.total_requests)),
-         *_pair("accepted*", words.percent(seen.acceptance)),
-         *_pair("gate", state.gate.arm if state.gate else words.DASH)],
+    prompts = f"{words.number(seen.prefill_tokens_per_s)} tok/s"
+    return [
+        ("throughput", [_pair("now", f"{words.number(latest.tokens_per_s)} tok/s"),
+                        _pair(words.seconds(WINDOW_S), f"{words.number(seen.tokens_per_s)} tok/s"),
+                        _pair("plain", f"{words.number(latest.plain_tokens_per_s)} tok/s"), _pair("prompts", prompts)]),
+        ("TTFT", _quantiles(latest.ttft)),
+        ("TPOT", _quantiles(latest.tpot)),
+        ("batch", [_pair("active", str(latest.active)), _pair("waiting", str(latest.waiting)),
+                   _pair("prefill", str(latest.prefilling)), _pair("parked", str(latest.swapped + latest.preempted))]),
+        ("KV", [_pair("used", words.percent(latest.kv_used_tokens, latest.kv_total_tokens)),
+                _pair("tokens", words.count(latest.kv_used_tokens)), _pair("of", words.count(latest.kv_total_tokens)),
+                _pair("cached", words.count(latest.cached_tokens))]),
+        ("whole run", [_pair("tokens", words.count(latest.total_tokens)),
+                       _pair("requests", words.count(latest.total_requests)),
+                       _pair("accepted*", words.percent(seen.acceptance)),
+                       _pair("gate", state.gate.arm if state.gate else words.DASH)]),
     ]  # fmt: skip
-    footnote: list[Part] = [muted(f"* of drafts in the last {words.seconds(WINDOW_S)}; TTFT and TPOT: last 60 s")]
-    return charts.join([*table(rows), footnote])
 
 
 def _pair(name: str, value: str) -> list[Part]:
     return [muted(name), (value, "bold")]
 
 
-def _quantiles(q: wire.Quantiles) -> list[Part]:
+def _quantiles(q: wire.Quantiles) -> list[list[Part]]:
     values = (("p50", q.p50), ("p95", q.p95), ("p99", q.p99))
-    pairs = [part for name, value in values for part in _pair(name, words.milliseconds(value))]
-    return [*pairs, *_pair("samples", words.count(q.count))]
+    return [*(_pair(name, words.milliseconds(value)) for name, value in values), _pair("samples", words.count(q.count))]

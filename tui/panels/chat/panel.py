@@ -17,38 +17,41 @@ from tui.widgets import Cell, Panel, muted
 
 
 class ChatPanel(Panel):
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.welcome, self.status = Cell(id="welcome"), Cell(id="chat-status")
+        self.transcript, self.prompt, self.side = Transcript(id="transcript"), Prompt(id="prompt"), Side(id="side")
+
     def compose(self) -> ComposeResult:
         with Horizontal():
             with Vertical(id="talk"):
-                yield Cell(id="welcome")
-                yield Transcript(id="transcript")
-                yield Prompt(id="prompt")
-                yield Cell(id="chat-status")
-            yield Side(id="side")
+                yield self.welcome
+                yield self.transcript
+                yield self.prompt
+                yield self.status
+            yield self.side
 
     def show(self, state: State, now: float) -> None:
-        empty = not state.conversation.turns and not self.query("Note")
-        welcome = self.query_one("#welcome", Cell)
-        welcome.display = empty
+        empty = not state.conversation.turns and not self.transcript.noted
+        self.welcome.display = empty
         if empty:
-            welcome.put(greeting(state, now))
-        self.query_one(Transcript).tick(now)
-        self.query_one("#chat-status", Cell).put(self._status(state))
-        self.query_one(Prompt).lever_names = list(state.levers)
-        side = self.query_one(Side)
-        if side.display:
-            side.show(state, now)
+            self.welcome.put(greeting(state, now))
+        self.transcript.tick(now)
+        self.status.put(self._status(state))
+        self.prompt.lever_names = list(state.levers)
+        if self.side.display:
+            self.side.show(state, now)
 
     def landed(self) -> None:
-        self.query_one(Prompt).editor.focus()
+        self.prompt.editor.focus()
 
     async def follow(self, state: State, now: float) -> None:
-        await self.query_one(Transcript).follow(state.conversation, now)
+        await self.transcript.follow(state.conversation, now)
 
     def _status(self, state: State) -> Content:
         parts: list[Part] = gauge(state)
         parts.append(muted(f"  {self.metrale.settings.summary()}  "))
-        if not self.query_one(Side).display and state.latest is not None:
+        if not self.side.display and state.latest is not None:
             parts += [(f"{words.number(state.latest.tokens_per_s)} tok/s", "$text-primary"), muted(" engine  ")]
         parts.append(muted(state.conversation.name))
         return Content.assemble(*parts)

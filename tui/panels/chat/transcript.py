@@ -80,6 +80,8 @@ class Transcript(VerticalScroll):
         self._views: list[Widget] = []
         self._turns: list[Turn] = []
         self._offset = 0
+        self.noted = False
+        """Whether a note stands here."""
 
     def on_mount(self) -> None:
         self.anchor()
@@ -112,6 +114,7 @@ class Transcript(VerticalScroll):
                 yield view, turn
 
     async def note(self, content: Content | str) -> None:
+        self.noted = True
         await self.mount(Note(content))
         self.anchor()
 
@@ -133,6 +136,7 @@ class Transcript(VerticalScroll):
 
     async def _clear(self) -> None:
         await self._drop(0)
+        self.noted = False
         await self.query(Note).remove()
 
 

@@ -141,6 +141,7 @@ class LeverList(ScrollView, can_focus=True):
         if self._compact:
             return name + value
         used = sum(len(text) for text, _ in name + value)
+        bounds = lever.bounds if width >= 76 + len(lever.bounds) else ""
         gap = max(1, 28 + 20 - used)
         note = f"{lever.source:<12}{'' if lever.applies == 'tick' else 'next ' + lever.applies:<14}"
         return [
@@ -148,7 +149,7 @@ class LeverList(ScrollView, can_focus=True):
             *value,
             (" " * gap, ""),
             (note, "$quiet"),
-            (lever.bounds[: max(0, width - 76)], "$quiet"),
+            (bounds, "$quiet"),
         ]
 
     def _value(self, row: Row, lever: LeverView) -> list[Part]:

@@ -31,12 +31,8 @@ class LeversPanel(Panel):
             yield Cell(id="lever-changes")
 
     def on_mount(self) -> None:
-        self.title(
-            "#all-levers", "Levers", "Enter edits, ← → step, Backspace restores, u undoes; ≠ may change the answer"
-        )
-        self.title(
-            "#lever-past", "Changes since this screen opened", "effect: delivered tok/s, 30 s after against before"
-        )
+        self.title("#all-levers", "Levers", "≠ lossy · Enter edits · ← → step · Backspace default · u undo")
+        self.title("#lever-past", "Changes since this screen opened", "effect on tok/s, 30 s each side")
 
     def landed(self) -> None:
         self.query_one("#all-levers", LeverList).focus()
@@ -100,7 +96,7 @@ def _change(state: State, change: wire.LeverEvent, following: float, now: float)
 def _effect(state: State, change: wire.LeverEvent, following: float) -> list[Part]:
     seen = effect(state.stats, change, following)
     if seen is None:
-        return [muted("  effect: not enough busy time yet")]
+        return [muted("  too little busy time to judge")]
     style = "$quiet" if not seen.certain else "$text-success" if seen.change > 0 else "$text-error"
-    bounds = f"{seen.low:+.0%} to {seen.high:+.0%} with 95 % confidence"
+    bounds = f"95 %: {seen.low:+.0%} to {seen.high:+.0%}"
     return [(f"  {seen.change:+.0%}", f"bold {style}"), muted(f" ({bounds})")]

@@ -51,9 +51,7 @@ class ProvenancePanel(Panel):
         self.query_one("#origin-legend", Cell).put(legend(tokens))
         tokens_map = self.query_one(TokenMap)
         tokens_map.show(tokens)
-        self.title(
-            "#origin-tokens", "Reply", "arrows move, n finds refused drafts; letters at the left: lanes of the line"
-        )
+        self.title("#origin-tokens", "Reply", "arrows move, n next refusal; at the left: lanes of the line")
         index = tokens_map.cursor
         token = tokens[index] if index < len(tokens) else None
         self.title("#origin-token", f"Token {index + 1} of {len(tokens)}" if token else "Token")
@@ -78,15 +76,13 @@ def legend(tokens: tuple[Token, ...]) -> Content:
     by_lane = Counter(token.lane for token in tokens)
     lanes: list[Part] = []
     for name, amount in by_lane.most_common():
-        mark = words.LANE_MARKS.get(name, "?")
-        lanes += [muted(f"{mark} "), (words.lane(name), lane_style(name)),
-                  muted(f" {amount} ({words.percent(amount, len(tokens))})   ")]  # fmt: skip
+        lanes += [muted(f"{words.LANE_MARKS.get(name, '?')} "), (words.lane(name), lane_style(name)),
+                  muted(f" {words.percent(amount, len(tokens))}   ")]  # fmt: skip
     refused = sum(len(token.rejected) for token in tokens)
     accepted = sum(1 for token in tokens if token.draft)
     marks: list[Part] = [
-        ("own", ""), muted(" the model's own   "), ("first", "underline"), muted(" first draft   "),
-        ("later", "underline bold"), muted(" later draft   "), ("italic", "italic"), muted(" drafts refused here   "),
-        muted(f"{accepted} accepted, {refused} refused"),
+        ("own token", ""), muted("   "), ("draft 1", "underline"), muted("   "), ("draft 2+", "underline bold"),
+        muted("   "), ("refusal here", "italic"), muted(f"   {accepted} drafts accepted, {refused} refused"),
     ]  # fmt: skip
     return charts.join([lanes, marks])
 
