@@ -181,15 +181,18 @@ def _depths(rng: np.random.Generator, length: int) -> Ints:
 
 
 def time_of(trace: Trace, arm: ArmKey) -> float:
-    """Nanoseconds of a fixed choice; n-gram drafts where there is a match and decodes plainly elsewhere."""
-    at, wall = 0.0, 0.0
+    """Nanoseconds of a fixed choice; n-gram drafts where there is a match and plain decoding elsewhere."""
+    drafting = 0.0 if arm.drafter in (None, DrafterName.NGRAM) else arm.drafts
+    walls = trace.plain_ns * (trace.verify[:, arm.drafts] + trace.draft * drafting)
+    tokens = 1 + (trace.accepted[:, arm.drafts] if drafting else np.zeros(trace.length))
+    if arm.drafter is DrafterName.NGRAM:
+        has_match = (trace.match_len >= 2) & (trace.width == 1)
+        walls = np.where(has_match, walls, trace.plain_ns)
+        tokens = np.where(has_match, 1 + np.minimum(trace.copied, arm.drafts), 1)
+    at, wall, wall_at, tokens_at = 0.0, 0.0, walls.tolist(), tokens.tolist()
     while at < trace.length:
-        position = int(at)
-        use = arm
-        if arm.drafter is DrafterName.NGRAM and (trace.match_len[position] < 2 or trace.width[position] > 1):
-            use = PLAIN
-        wall += trace.step_ns(position, use)[0]
-        at += trace.emitted(position, use)
+        wall += wall_at[int(at)]
+        at += tokens_at[int(at)]
     return wall
 
 
