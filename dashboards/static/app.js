@@ -215,7 +215,8 @@ class Page {
     text($("device"), state.facts ? `${state.facts.device}, ${state.facts.dtype}` : "");
     const banner = this.#banner(word, at);
     show($("banner"), Boolean(banner));
-    text($("banner-words"), banner ?? "");
+    text($("banner-words"), banner?.[0] ?? "");
+    text($("banner-detail"), banner?.[1] ?? "");
     show($("retry"), word === "disconnected" || word === "refused");
     const isLoading = word === "loading" && state.engine.total > 0;
     show($("progress"), isLoading);
@@ -228,18 +229,20 @@ class Page {
     attr(document.body, "data-faded", ["disconnected", "stale", "refused", "failed"].includes(word) ? "" : null);
   }
 
+  /** What is wrong, and a detail that changes every second and is therefore not read aloud each time. */
   #banner(word, at) {
-    const { link, engine, statsAt, pausedAt, paused, replay, role } = this.state;
-    const shownAge = statsAt ? ` What you see is ${span(at - statsAt)} old.` : "";
-    if (word === "connecting") return link.status === "waiting" ? `No connection yet. Trying again in ${wait(link, at)}.` : "Connecting …";
-    if (word === "disconnected") return `${link.message || "The connection was lost."} ${link.status === "waiting" ? `Trying again in ${wait(link, at)}.` : "Connecting …"}${shownAge}`;
-    if (word === "refused") return link.message;
-    if (word === "failed") return engine.message || "The engine failed; the log of the server says why.";
+    const { link, engine, statsAt, pausedAt, replay, role } = this.state;
+    const again = link.status === "waiting" ? `Trying again in ${wait(link, at)}.` : "Connecting …";
+    const shownAge = statsAt ? ` What you see is ${span(Math.floor(at - statsAt))} old.` : "";
+    if (word === "connecting") return link.status === "waiting" ? ["No connection yet.", again] : ["Connecting …"];
+    if (word === "disconnected") return [link.message || "The connection was lost.", `${again}${shownAge}`];
+    if (word === "refused") return [link.message];
+    if (word === "failed") return [engine.message || "The engine failed; the log of the server says why."];
     if (word === "loading") return loadingWords(engine);
-    if (word === "stale") return `No figures for ${span(Math.floor(at - statsAt))}, though the connection stands.`;
-    if (paused) return `Paused ${age(at - pausedAt)}; figures are still collected, and levers, chat and SQL go on.`;
-    if (word === "replay") return `Replay of ${replay.run}: these figures are of the past.`;
-    if (role === "read") return "This access may read, not change anything.";
+    if (word === "stale") return ["No new figures, though the connection stands.", `The last came ${age(at - statsAt)}.`];
+    if (this.frozen) return ["Paused; figures are still collected, and levers, chat and SQL go on.", `Paused ${age(at - pausedAt)}.`];
+    if (word === "replay") return [`Replay of ${replay.run}: these figures are of the past.`];
+    if (role === "read") return ["This access may read, not change anything."];
     return null;
   }
 
@@ -354,10 +357,11 @@ class Page {
 const wait = (link, at) => span(Math.max(0, Math.ceil(link.retryAt - at)));
 
 function loadingWords(engine) {
-  const stage = engine.stage || "loading";
-  if (!engine.total) return `The model is loading: ${stage} …`;
-  const amount = engine.unit === "bytes" ? `${bytes(engine.done)} of ${bytes(engine.total)}` : `${count(engine.done)} of ${count(engine.total)} ${engine.unit}`;
-  return `The model is loading: ${stage}, ${amount}.`;
+  const words = `The model is loading: ${engine.stage || "it has just begun"}.`;
+  if (!engine.total) return [words];
+  const isBytes = engine.unit === "bytes";
+  const [done, total] = [engine.done, engine.total].map(isBytes ? bytes : count);
+  return [words, `${done} of ${total}${isBytes ? "" : ` ${engine.unit}`}`];
 }
 
 start().catch((error) => {

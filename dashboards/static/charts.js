@@ -18,7 +18,7 @@ const TABLE_MS = 1000;
 const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 
 /**
- * A live chart. `series` entries are `{name, label, colour, dash, digits}` where `name` is a column of the history;
+ * A live chart; `height` is pixels or a function that gives them. `series` entries are `{name, label, colour, dash, digits}` where `name` is a column of the history;
  * `stacked` piles them up and fills them.
  */
 export class Chart {
@@ -30,7 +30,7 @@ export class Chart {
     this.marks = [];
     this.hover = null;
     this.element = this.#build(note);
-    this.observer = new ResizeObserver(() => this.#resize());
+    this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.plotBox);
   }
 
@@ -102,7 +102,7 @@ export class Chart {
     const font = '11px ui-monospace, "SF Mono", Menlo, Consolas, monospace';
     const options = {
       width: Math.max(120, this.plotBox.clientWidth),
-      height: this.height,
+      height: this.#tall(),
       legend: { show: false },
       padding: [8, 26, 0, 0],
       drawOrder: this.stacked ? ["series", "axes"] : ["axes", "series"],
@@ -209,9 +209,16 @@ export class Chart {
     return this.marks.filter((mark) => mark.time >= from && mark.time < to).map((mark) => mark.name).join(", ");
   }
 
-  #resize() {
-    if (!this.plot || !this.plotBox.clientWidth) return;
-    if (this.plot.width !== this.plotBox.clientWidth) this.plot.setSize({ width: this.plotBox.clientWidth, height: this.height });
+  /** Fit the box that the page leaves; also called when only the height of the window changed. */
+  resize() {
+    const width = this.plotBox.clientWidth;
+    const height = this.#tall();
+    if (!this.plot || !width || (this.plot.width === width && this.plot.height === height)) return;
+    this.plot.setSize({ width, height });
+  }
+
+  #tall() {
+    return typeof this.height === "function" ? this.height() : this.height;
   }
 }
 

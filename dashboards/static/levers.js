@@ -231,6 +231,7 @@ export function tags(lever) {
 
 function effect(event, state, history) {
   const next = state.events.find((other) => other.time > event.time && other.change_id !== event.change_id);
+  if (next && next.time - event.time < 5) return "changed again too soon";
   const found = history.effect(event.time, 15, next?.time);
   if (!found) return "too little traffic";
   const sign = found.change >= 0 ? "+" : "−";

@@ -10,10 +10,16 @@ const WINDOWS = [
   [3600, "1 h"],
 ];
 
+/** Two rows fill the window where four charts stand in a row; narrower screens scroll. */
+function chartHeight() {
+  return innerWidth > 1320 ? Math.round(Math.max(170, Math.min(340, (innerHeight - 440) / 2))) : 180;
+}
+
 export function createOverview({ words, getHistory, getUntil, onView }) {
   let seconds = 60;
   const charts = [
     new Chart({
+      height: chartHeight,
       id: "c-throughput",
       title: "Throughput",
       unit: "tok/s",
@@ -23,6 +29,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       ],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-lanes",
       title: "Tokens by lane",
       unit: "tok/s",
@@ -30,6 +37,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       series: Object.keys(words.lanes).map((lane) => ({ name: `lane.${lane}`, label: lane, colour: laneColour(lane) })),
     }),
     new Chart({
+      height: chartHeight,
       id: "c-acceptance",
       title: "Drafts accepted",
       unit: "%",
@@ -38,6 +46,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       series: [{ name: "acceptance", label: "accepted of drafted", colour: "--series-3" }],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-tpot",
       title: "Time per token",
       unit: "ms, last 60 s",
@@ -48,6 +57,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       ],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-ttft",
       title: "Time to first token",
       unit: "ms, last 60 s",
@@ -57,6 +67,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       ],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-batch",
       title: "Batch",
       unit: "seq",
@@ -66,6 +77,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       ],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-kv",
       title: "KV pool",
       unit: "%",
@@ -77,6 +89,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       ],
     }),
     new Chart({
+      height: chartHeight,
       id: "c-prefill",
       title: "Prompt tokens read",
       unit: "tok/s",
@@ -102,6 +115,8 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
     seconds = value;
     onView();
   }
+
+  addEventListener("resize", () => charts.forEach((chart) => chart.resize()));
 
   return {
     element: h(

@@ -55,7 +55,7 @@ export function details(token, words, spelled = () => "") {
     ["Probability", token.logprob === null ? "not asked for" : `${percent(Math.exp(token.logprob))} % (log ${token.logprob.toFixed(2)})`],
   ];
   if (token.top.length) rows.push(["Alternatives", token.top.map(([id, logprob]) => `${named(id)} ${percent(Math.exp(logprob))} %`).join("\n")]);
-  if (token.rejected.length) rows.push(["Drafted here, refused", token.rejected.map(named).join(" ")]);
+  if (token.rejected.length) rows.push(["Refused here", token.rejected.map(named).join(" ")]);
   if (token.gate) rows.push(["Gate then", `${token.gate.arm}: ${words.gate[token.gate.reason] ?? token.gate.reason}`]);
   return rows;
 }

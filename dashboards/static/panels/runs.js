@@ -61,7 +61,7 @@ export function createRuns({ runQuery, control }) {
       if (!isDragging) scrubber.value = String(current.position);
       attr(scrubber, "aria-valuetext", span(current.position));
       text(position, current.duration ? `${span(current.position)} of ${span(current.duration)}` : span(current.position));
-      text(status, `Every panel shows run ${current.run} as it was${current.status === "paused" ? "; the replay is paused" : `, at ${current.speed} times its speed`}.`);
+      text(status, `All figures are those of ${current.run}${current.status === "paused" ? ", paused" : `, at ${current.speed}× speed`}. Live ones are collected meanwhile by the server, not by this page.`);
     }
     const { runs } = state.queries;
     const result = runs?.result;
