@@ -22,10 +22,12 @@ import uvicorn
 from engine.cli import places
 from engine.levers.resolve import Source
 from engine.levers.spec import Value
+from engine.protocol.commands import Submit
 from engine.runtime.build import EngineOptions
 from engine.server.app import Parts, Server
 from engine.server.link import ProcessLink, split_cores
 from engine.server.ports import EncodedPrompt, PromptError, QueryAnswer, QueryRefusedError
+from engine.server.replay import Recorded
 from engine.server.run import config_of
 from engine.server.safety import Access
 from telemetry.hub import Hub
@@ -235,8 +237,24 @@ class _Telemetry:
         return QueryAnswer(result.columns, result.types, plain_rows(result), result.truncated, result.seconds)
 
     def prometheus(self) -> str:
-        text: str = getattr(self._telemetry, "prometheus", str)()
-        return text
+        return self._telemetry.prometheus()
+
+    def announce(self, submit: Submit) -> None:
+        self._telemetry.announce(submit.request_id, len(submit.prompt), submit.conversation_id, submit.trace.trace_id)
+
+    def forget(self, request_id: str) -> None:
+        self._telemetry.hub.forget(request_id)
+
+    def replay(self, run: str) -> Recorded:
+        from telemetry.database import StoreError
+        from telemetry.replay import Replay
+        from telemetry.report import NoSuchRunError, find_run
+
+        try:
+            cursor = self._telemetry.store.cursor()
+            return Replay(cursor, find_run(cursor, None if run in ("", "last") else run))
+        except (NoSuchRunError, StoreError) as error:
+            raise QueryRefusedError(str(error)) from None
 
     def end_run(self, reason: str) -> None:
         self._telemetry.end_run(reason)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
 APP = "metrale"
+PROBE_S = 1.0
 
 
 def state_dir() -> Path:
@@ -46,12 +49,18 @@ class Owner:
 
     @property
     def is_alive(self) -> bool:
+        """Whether its process is there and somebody listens at its address."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
-            return True
+            pass
+        parts = urllib.parse.urlsplit(self.url)
+        try:
+            socket.create_connection((parts.hostname or "", parts.port or 80), PROBE_S).close()
+        except OSError:
+            return False
         return True
 
 

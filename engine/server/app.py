@@ -49,6 +49,7 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.broker = Broker(parts.link, self._ingest, parts.max_in_flight)
+        self.broker.announce, self.broker.forget = parts.telemetry.announce, parts.telemetry.forget
         self.views = Views(self.broker, parts.telemetry, parts.text)
         self.desk = LeverDesk(self.broker, parts.link.send, parts.steps)
         self.sessions = Sessions(self._session, parts.grace_s)

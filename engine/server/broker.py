@@ -107,6 +107,10 @@ class Broker:
         self.flights: dict[str, Flight] = {}
         self.finished: deque[Flight] = deque(maxlen=KEPT_FINISHED)
         self.watchers = Watchers()
+        self.announce: Callable[[Submit], None] = lambda submit: None
+        """Told of every request before the engine is."""
+        self.forget: Callable[[str], None] = lambda request_id: None
+        """Told of every request that ended without a record of the engine."""
 
     async def start(self) -> None:
         await self._link.start(self.on_event, self.on_death)
@@ -138,6 +142,7 @@ class Broker:
         """Send a request to the engine. Raises what `check` raises."""
         self.check(len(submit.prompt))
         self.flights[submit.request_id] = Flight(submit, waiter, self._now())
+        self.announce(submit)
         self._link.send(submit)
 
     def cancel(self, request_id: str, reason: str) -> bool:
@@ -206,6 +211,8 @@ class Broker:
         if flight is None:
             return
         flight.finished, flight.ended = finished, self._now()
+        if finished.reason == "refused":
+            self.forget(finished.request_id)
         self.finished.append(flight)
         flight.waiter.on_finished(finished)
 
@@ -221,6 +228,7 @@ class Broker:
         for request_id in tuple(self.flights):
             usage = Usage(output_tokens=self.flights[request_id].output_tokens)
             self._on_finished(Finished(request_id=request_id, reason=reason, usage=usage, error=sentence))
+            self.forget(request_id)
 
     def _tell_state(self) -> None:
         for watch in tuple(self.watchers.state):

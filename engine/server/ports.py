@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.protocol.commands import Command
+from engine.protocol.commands import Command, Submit
 from engine.protocol.events import Event
 from telemetry.hub import Hub
 from telemetry.record import AnyRecord
+
+if TYPE_CHECKING:
+    from engine.server.replay import Recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,18 @@ class Telemetry(Protocol):
         ...
 
     def prometheus(self) -> str: ...
+
+    def announce(self, submit: Submit) -> None:
+        """A request was sent to the engine."""
+        ...
+
+    def forget(self, request_id: str) -> None:
+        """A request ended of which no record will come."""
+        ...
+
+    def replay(self, run: str) -> Recorded:
+        """A recorded run by its id or number; empty or `last`: the newest. Raises `QueryRefusedError`."""
+        ...
 
     def end_run(self, reason: str) -> None:
         """The engine is gone; called on a worker thread."""

@@ -218,9 +218,13 @@ class Session:
 
     async def _replay(self, message: wire.Replay) -> None:
         try:
-            await self._views.replay(self, message)
+            await self._views.replay(self, message, self.mailbox_put)
         except QueryRefusedError as error:
             self._problem(str(error))
+
+    def mailbox_put(self, message: wire.ServerMessage) -> None:
+        """To the mailbox of the moment: a resumed session has a new one."""
+        self.mailbox.put(message)
 
     # -- topics --------------------------------------------------------------------------------------------
 
@@ -239,7 +243,7 @@ class Session:
         while True:
             if "stats" in self._topics and not self._views.replaying(self):
                 self.mailbox.put_due("stats", self._stats)
-            if "gate" in self._topics:
+            if "gate" in self._topics and not self._views.replaying(self):
                 self.mailbox.put_due("gate", lambda skipped: self._views.gate())
             if "requests" in self._topics:
                 self.mailbox.put_due("requests", lambda skipped: self._views.requests())

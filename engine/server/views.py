@@ -11,16 +11,14 @@ from typing import Any
 from engine.levers.catalog import LEVERS
 from engine.protocol import wire
 from engine.protocol.commands import Value
-from engine.protocol.events import Snapshot, Usage
+from engine.protocol.events import Usage
 from engine.server.broker import Broker, EngineState, Flight, NotReadyError
 from engine.server.ports import EncodedPrompt, QueryAnswer, QueryRefusedError, Telemetry, Text
-from telemetry.hub import LaneTotals, LiveRequest, Percentiles, Subscription
+from engine.server.replay import Player
+from engine.server.stats import EMPTY, gate_of, stats_of
+from telemetry.hub import LiveRequest, Subscription
 
 MAX_ROWS = 100_000
-EMPTY = Snapshot(
-    tick=0, waiting=0, prefilling=0, active=0, swapped=0, preempted=0, kv_used_blocks=0, kv_total_blocks=0,
-    cached_blocks=0, lane="",
-)  # fmt: skip
 
 
 class Views:
@@ -39,7 +37,7 @@ class Views:
         self._text = text
         self._wall = wall
         self._now = now
-        self._replays: dict[Hashable, asyncio.Task[None]] = {}
+        self._players: dict[Hashable, Player] = {}
         self.log_watchers: list[Callable[[wire.Log], None]] = []
 
     @property
@@ -91,64 +89,18 @@ class Views:
 
     def stats(self, subscription: Subscription, skipped: int) -> wire.Stats:
         """Aggregates since this subscription was read last, and the state now."""
-        window = subscription.read()
-        state, facts = self.broker.snapshot or EMPTY, self.broker.facts
-        block = facts.block_size if facts else 0
-        return wire.Stats(
-            time=self._wall(),
-            window_s=window.window_s,
-            tick=max(state.tick, window.tick),
-            tokens_per_s=window.tokens_per_s,
-            prefill_tokens_per_s=window.prefill_tokens_per_s,
-            lanes={name: _lane(totals) for name, totals in window.lanes.items()},
-            ttft=_quantiles(window.ttft),
-            tpot=_quantiles(window.tpot),
-            waiting=state.waiting,
-            prefilling=state.prefilling,
-            active=state.active,
-            swapped=state.swapped,
-            preempted=state.preempted,
-            kv_used_tokens=state.kv_used_blocks * block,
-            kv_total_tokens=state.kv_total_blocks * block,
-            cached_tokens=state.cached_blocks * block,
-            lane=state.lane,
-            refusals=state.refusals,
-            total_tokens=window.total_tokens,
-            total_requests=window.total_requests,
-            lost=window.lost,
-            telemetry_cost=window.telemetry_cost,
+        facts = self.broker.facts
+        return stats_of(
+            subscription.read(),
+            self.broker.snapshot or EMPTY,
+            block_size=facts.block_size if facts else 0,
             database=self.telemetry.trouble or "ok",
             skipped=skipped,
-            plain_tokens_per_s=window.plain_tokens_per_s,
         )
 
     def gate(self) -> wire.GateView | None:
         """The last decision; None before the first."""
-        gate = self.telemetry.hub.gate()
-        if gate is None:
-            return None
-        return wire.GateView(
-            time=gate.time,
-            mode=gate.mode,
-            arm=gate.arm,
-            reason=gate.reason,
-            arms=tuple(
-                wire.ArmView(
-                    name=arm.name,
-                    tokens_per_s=arm.tokens_per_s,
-                    deviation=arm.deviation,
-                    age_tokens=arm.age_tokens,
-                    stale=arm.stale,
-                )
-                for arm in gate.arms
-            ),
-            margin=gate.margin,
-            losses=gate.losses,
-            depth=gate.depth,
-            width_bucket=gate.width_bucket,
-            tokens_until_probe=gate.tokens_until_probe,
-            switches=gate.switches,
-        )
+        return gate_of(self.telemetry.hub)
 
     def requests(self) -> wire.Requests:
         seen = {request.request_id: request for request in self.telemetry.hub.requests()}
@@ -195,15 +147,28 @@ class Views:
         return await asyncio.to_thread(self.telemetry.query, sql, max(1, min(max_rows, MAX_ROWS)), max(0, run))
 
     def replaying(self, session: Hashable) -> bool:
-        return session in self._replays
+        return session in self._players
 
-    async def replay(self, session: Any, message: wire.Replay) -> None:
-        raise QueryRefusedError("This server cannot replay runs.")
+    async def replay(self, session: Hashable, message: wire.Replay, out: Callable[[wire.ServerMessage], None]) -> None:
+        """Start, steer or end the replay of one session. Raises `QueryRefusedError`."""
+        player = self._players.get(session)
+        if message.action == "stop":
+            self.end_replay(session)
+        elif message.action == "start":
+            recorded = await asyncio.to_thread(self.telemetry.replay, message.run)
+            self.end_replay(session)
+            self._players[session] = started = Player(recorded, out, message.speed)
+            await started.seek(message.position)
+            started.start()
+        elif player is None:
+            raise QueryRefusedError("No replay is running; start one with the id of a run.")
+        else:
+            await player.steer(message)
 
     def end_replay(self, session: Hashable) -> None:
-        task = self._replays.pop(session, None)
-        if task:
-            task.cancel()
+        player = self._players.pop(session, None)
+        if player:
+            player.stop()
 
     # -- log -----------------------------------------------------------------------------------------------
 
@@ -251,19 +216,3 @@ def lever_views(values: Mapping[str, Value], sources: Mapping[str, str]) -> tupl
         )
         for name, lever in LEVERS.items()
     )
-
-
-def _lane(totals: LaneTotals) -> wire.LaneStats:
-    return wire.LaneStats(
-        steps=totals.steps,
-        tokens=totals.tokens,
-        seconds=totals.seconds,
-        drafted=totals.drafted,
-        accepted=totals.accepted,
-        drafted_at=tuple(totals.drafted_at),
-        accepted_at=tuple(totals.accepted_at),
-    )
-
-
-def _quantiles(spread: Percentiles) -> wire.Quantiles:
-    return wire.Quantiles(p50=spread.p50, p95=spread.p95, p99=spread.p99, count=spread.count)

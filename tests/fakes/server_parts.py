@@ -167,6 +167,7 @@ class FakeTelemetry:
     trouble: str = ""
     ended: list[str] = field(default_factory=list)
     closed: bool = False
+    recorded: Any = None
 
     def ingest(self, payload: bytes, lost: int) -> Sequence[AnyRecord]:
         records = decode(payload)
@@ -180,6 +181,17 @@ class FakeTelemetry:
 
     def prometheus(self) -> str:
         return "# TYPE up gauge\nup 1\n"
+
+    def announce(self, submit: Submit) -> None:
+        self.hub.announce(submit.request_id, len(submit.prompt), submit.conversation_id)
+
+    def forget(self, request_id: str) -> None:
+        self.hub.forget(request_id)
+
+    def replay(self, run: str) -> Any:
+        if self.recorded is None:
+            raise QueryRefusedError(f"There is no run {run!r}.")
+        return self.recorded
 
     def end_run(self, reason: str) -> None:
         self.ended.append(reason)
