@@ -45,39 +45,37 @@ inline F rest_of(F exact, F whole) {
     return zero - max(zero - round((exact - whole) * splat(256.0f)), splat(-127.0f));
 }
 
-// Quantises block `at` of `to`, whose largest absolute value is `top`.
-inline void quantise_block(Activations& to, int64_t at, F first, F second, float top, bool wide) {
-    int8_t *q = to.q + at * kBlock, *low = to.low + at * kBlock;
+// Quantises a block whose largest absolute value is `top`.
+inline void quantise_block(QuantBlock& to, F first, F second, float top, bool wide) {
     const F inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
     const F a = first * inverse, b = second * inverse, whole_a = round(a), whole_b = round(b);
-    const int32_t total = store_bytes(q, whole_a) + store_bytes(q + 16, whole_b);
-    to.isum[at] = total;
-    to.wide[at] = wide;
-    float scale = top / 127.0f;
-    if (!wide) {
-        to.scale[at] = scale;
-        to.sum[at] = scale * static_cast<float>(total);
-        return;
+    int32_t total = store_bytes(to.q, whole_a) + store_bytes(to.q + 16, whole_b);
+    to.q_sum = static_cast<int16_t>(total);
+    to.wide = wide;
+    to.scale = top / 127.0f;
+    if (wide) {
+        const int32_t rest = store_bytes(to.low, rest_of(a, whole_a)) + store_bytes(to.low + 16, rest_of(b, whole_b));
+        to.low_sum = static_cast<int16_t>(rest);
+        to.scale /= 256.0f;
+        total = total * 256 + rest;
     }
-    const int32_t rest = store_bytes(low, rest_of(a, whole_a)) + store_bytes(low + 16, rest_of(b, whole_b));
-    scale = scale / 256.0f;
-    to.lsum[at] = rest;
-    to.scale[at] = scale;
-    to.sum[at] = scale * static_cast<float>(total * 256 + rest);
+    to.sum = to.scale * static_cast<float>(total);
 }
 
 // Quantises one row, 32 values a block; `value(i)` gives lanes i..i+15 of the row.
 template <class Value>
 inline void quantise(Activations& to, int64_t row, Value&& value) {
-    float* top = to.scale + row * to.blocks;  // largest value per block first, its scale in the end
     float squares = 0.0f;
     for (int b = 0; b < to.blocks; ++b) {
-        top[b] = largest(max(abs(value(b * kBlock)), abs(value(b * kBlock + 16))));
-        squares += top[b] * top[b];
+        const float top = largest(max(abs(value(b * kBlock)), abs(value(b * kBlock + 16))));
+        to.at(row, b).scale = top;
+        squares += top * top;
     }
     const float limit = METRALE_WIDE * __builtin_sqrtf(squares / static_cast<float>(to.blocks));
-    for (int b = 0; b < to.blocks; ++b)
-        quantise_block(to, row * to.blocks + b, value(b * kBlock), value(b * kBlock + 16), top[b], top[b] > limit);
+    for (int b = 0; b < to.blocks; ++b) {
+        QuantBlock& block = to.at(row, b);
+        quantise_block(block, value(b * kBlock), value(b * kBlock + 16), block.scale, block.scale > limit);
+    }
 }
 
 inline void quantise_plain(Activations& to, int64_t row, const float* x) {
@@ -85,7 +83,7 @@ inline void quantise_plain(Activations& to, int64_t row, const float* x) {
 }
 
 inline void quantise_normed(Activations& to, int64_t row, const float* x, const float* weight, float eps) {
-    const F factor = splat(inverse_rms(x, to.cols, eps));
+    const F factor = splat(inverse_rms(x, to.blocks * kBlock, eps));
     quantise(to, row, [x, weight, factor](int i) { return load(x + i) * factor * load(weight + i); });
 }
 

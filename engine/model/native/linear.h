@@ -34,34 +34,32 @@ struct Q80 {
 template <class Format, int N>
 void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_t row0, float (*out)[kTile]) {
     const int blocks = w.blocks;
-    const int8_t* q = x.q + row0 * x.cols;
-    const int64_t meta = row0 * blocks;
+    const QuantBlock* rows = &x.at(row0, 0);
     for (int part = 0; part < kTile; part += kLanes) {
         const uint8_t* quants = w.quants + tile * blocks * Format::kBytes + part * 4;
-        const int64_t scale_at = tile * blocks * kTile + part;
+        const uint16_t* scales = w.scales + tile * blocks * kTile + part;
+        const uint16_t* mins = Format::kMin ? w.mins + tile * blocks * kTile + part : nullptr;
         LaneF acc[N];
         for (int m = 0; m < N; ++m) acc[m] = lane_splat(0.0f);
         for (int b = 0; b < blocks; ++b) {
             LaneW weights[8];
             Format::unpack(quants + static_cast<int64_t>(b) * Format::kBytes, weights);
-            const LaneF scale = lane_half(w.scales + scale_at + b * kTile);
+            const LaneF scale = lane_half(scales + b * kTile);
             LaneF least;
-            if constexpr (Format::kMin) least = lane_half(w.mins + scale_at + b * kTile);
+            if constexpr (Format::kMin) least = lane_half(mins + b * kTile);
             METRALE_UNROLL
             for (int m = 0; m < N; ++m) {
-                const int8_t* row = q + static_cast<int64_t>(m) * x.cols + b * kBlock;
-                const int64_t at = meta + static_cast<int64_t>(m) * blocks + b;
-                LaneI dot = lane_splat_int(-Format::kOffset * x.isum[at]);
+                const QuantBlock& block = rows[b * kRowGroup + m];
+                LaneI dot = lane_splat_int(Format::kOffset ? -Format::kOffset * block.q_sum : 0);
                 METRALE_UNROLL
-                for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], row + 4 * g);
-                if (x.wide[at]) {
-                    const int8_t* low = x.low + (row - x.q);
-                    dot = lane_times_256_plus(dot, -Format::kOffset * x.lsum[at]);
+                for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], block.q + 4 * g);
+                if (block.wide) {
+                    dot = lane_times_256_plus(dot, Format::kOffset ? -Format::kOffset * block.low_sum : 0);
                     METRALE_UNROLL
-                    for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], low + 4 * g);
+                    for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], block.low + 4 * g);
                 }
-                acc[m] = fma(to_float(dot), scale * lane_splat(x.scale[at]), acc[m]);
-                if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(x.sum[at]), acc[m]);
+                acc[m] = fma(to_float(dot), scale * lane_splat(block.scale), acc[m]);
+                if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(block.sum), acc[m]);
             }
         }
         for (int m = 0; m < N; ++m) lane_store(out[m] + part, acc[m]);

@@ -24,14 +24,7 @@ class Layout {  // measures on the first pass (base null), hands out pointers on
 };
 
 void lay_out_activations(Layout& layout, Activations& a, int64_t rows, int64_t cols) {
-    const int64_t blocks = rows * cols / kBlock;
-    a.q = layout.take<int8_t>(rows * cols);
-    a.low = layout.take<int8_t>(rows * cols);
-    a.scale = layout.take<float>(blocks);
-    a.sum = layout.take<float>(blocks);
-    a.isum = layout.take<int32_t>(blocks);
-    a.lsum = layout.take<int32_t>(blocks);
-    a.wide = layout.take<uint8_t>(blocks);
+    a.data = layout.take<QuantBlock>((rows + kRowGroup - 1) / kRowGroup * kRowGroup * (cols / kBlock));
 }
 
 void lay_out(Layout& layout, const Model& model, Scratch& s, int64_t rows, int64_t logit_rows) {

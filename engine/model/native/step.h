@@ -106,7 +106,6 @@ class Step {
 
     static Activations view(const Activations& memory, int cols) {
         Activations x = memory;
-        x.cols = cols;
         x.blocks = cols / kBlock;
         return x;
     }

@@ -12,6 +12,7 @@
 
 constexpr int kTile = 16;
 constexpr int kBlock = 32;
+constexpr int kRowGroup = 8;
 constexpr int kMaxHeadChunks = 256;
 
 struct Matrix {
@@ -24,17 +25,23 @@ struct Matrix {
     int quant_bytes() const { return type == kQ8_0 ? kTile * kBlock : kTile * kBlock / 2; }
 };
 
-// Rows quantised to int8 in blocks of 32. A block that stands out from its row by its largest value would carry most of
-// the row's rounding error, so it is wide: 16 bits, as 256 * q + low.
-struct Activations {
-    int32_t cols = 0, blocks = 0;
-    int8_t* q = nullptr;      // [rows, cols]
-    int8_t* low = nullptr;    // [rows, cols], wide blocks only
-    float* scale = nullptr;   // [rows, blocks], of one unit of q, or of low where wide
-    float* sum = nullptr;     // [rows, blocks]: the block's values added up
-    int32_t* isum = nullptr;  // [rows, blocks]: sum of q
-    int32_t* lsum = nullptr;  // [rows, blocks]: sum of low where wide
-    uint8_t* wide = nullptr;  // [rows, blocks]
+// 32 activations as int8. A block that stands out from its row by its largest value would carry most of the row's
+// rounding error, so it is wide: 16 bits, as 256 * q + low.
+struct QuantBlock {
+    int8_t q[kBlock], low[kBlock];  // low: wide blocks only
+    float scale;                    // of one unit of q, or of low where wide
+    float sum;                      // the 32 values added up
+    int16_t q_sum, low_sum;
+    int32_t wide;
+};
+
+struct Activations {  // groups of 8 rows, block by block, so that one pointer reaches the same block of all 8
+    int32_t blocks = 0;
+    QuantBlock* data = nullptr;  // [rows / 8, blocks, 8]
+
+    QuantBlock& at(int64_t row, int64_t block) const {
+        return data[(row / kRowGroup * blocks + block) * kRowGroup + row % kRowGroup];
+    }
 };
 
 struct Layer {

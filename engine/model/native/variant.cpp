@@ -23,9 +23,8 @@ void run_embed(const Model& model, const int64_t* tokens, int64_t count, float* 
 // Logits of rows that are already normed.
 void run_head(Model& model, const float* hidden, int64_t rows, float* logits) {
     Activations x = model.scratch.shared;
-    x.cols = model.shape.hidden;
-    x.blocks = x.cols / kBlock;
-    for (int64_t row = 0; row < rows; ++row) quantise_plain(x, row, hidden + row * x.cols);
+    x.blocks = model.shape.hidden / kBlock;
+    for (int64_t row = 0; row < rows; ++row) quantise_plain(x, row, hidden + row * model.shape.hidden);
     const Matrix& w = model.head_matrix();
     const int chunks = chunks_for(w.tiles, rows, model.pool->threads());
     model.pool->each(chunks, [&](int chunk, int) {
