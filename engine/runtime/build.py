@@ -55,6 +55,7 @@ class _Builder:
     def __call__(
         self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
     ) -> Built:
+        from engine.grammar import grammar_factory
         from engine.model.open import open_device
         from engine.scheduler import Scheduler
         from engine.text import load_text
@@ -74,7 +75,7 @@ class _Builder:
             progress=progress,
         )
         loaded_ns = clock.now_ns()
-        text = load_text(Path(options.model))
+        vocabulary = vocabulary_of(load_text(Path(options.model)))
         width = batch if batch > 0 else DEFAULT_BATCH.get(device.facts.kind, 16)
         facts = self._facts(device.facts, width)
         self._record_start(ring, clock, facts, levers, (start_ns, loaded_ns))
@@ -84,9 +85,9 @@ class _Builder:
             levers=levers,
             inbox=inbox,
             outbox=outbox,
-            vocabulary=vocabulary_of(text),
+            vocabulary=vocabulary,
             telemetry=ring,
-            grammars=None,
+            grammars=grammar_factory(vocabulary),
             max_batch_size=width,
             draw_seed=lambda: secrets.randbits(48),
             unix_ns=time.time_ns,
