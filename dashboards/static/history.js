@@ -89,11 +89,13 @@ export class History {
     return out;
   }
 
-  /** An empty row where the frames stopped, so that a line does not bridge what was never measured. */
+  /** An empty row where no frame covers the time, so that a line does not bridge what was never measured. */
   #gap(out, names, row) {
     const before = out.time[out.time.length - 1];
     const now = this.time[this.#at(row)];
-    if (before === undefined || this.time[this.#at(Math.max(0, row - 1))] > now - 6 * this.binSeconds) return;
+    if (before === undefined) return;
+    const covered = this.columns.seconds[this.#at(row)];
+    if (this.time[this.#at(row - 1)] > now - covered - 6 * this.binSeconds) return;
     out.time.push((before + now) / 2);
     for (const name of names) out[name].push(null);
   }

@@ -162,6 +162,12 @@ test("the history leaves a gap where no frame came, and ends where it is told", 
   assert.deepEqual(history.window(["tokens"], 100, { until: 10 }).time, [1, 2]);
 });
 
+test("frames far apart that cover the time between them leave no gap", () => {
+  const history = new History(["plain"]);
+  for (const time of [10, 20, 30]) history.add(stats(time, { window_s: 10 }));
+  assert.deepEqual(history.window(["tokens"], 100).time, [10, 20, 30]);
+});
+
 test("a step back in time starts the history afresh", () => {
   const history = new History(["plain"]);
   for (const time of [100, 101, 5, 6]) history.add(stats(time));
