@@ -256,6 +256,16 @@ class _Telemetry:
         except (NoSuchRunError, StoreError) as error:
             raise QueryRefusedError(str(error)) from None
 
+    def export(self, run: int, directory: Path) -> None:
+        from telemetry.database import StoreError
+        from telemetry.transfer import TransferError, export
+
+        self._telemetry.store.flush()
+        try:
+            export(self._telemetry.store.cursor(), directory, run or None)
+        except (TransferError, StoreError) as error:
+            raise QueryRefusedError(str(error)) from None
+
     def end_run(self, reason: str) -> None:
         self._telemetry.end_run(reason)
 

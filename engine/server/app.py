@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.levers.changes import Step
@@ -19,7 +20,8 @@ from engine.protocol import wire
 from engine.server.api import Api
 from engine.server.broker import MAX_IN_FLIGHT, Broker, EngineState
 from engine.server.desk import LeverDesk, Steps
-from engine.server.ports import EngineLink, Telemetry, Text
+from engine.server.export import packed
+from engine.server.ports import EngineLink, QueryRefusedError, Telemetry, Text
 from engine.server.safety import Access, Guarded, Role, bearer, problem
 from engine.server.session import Session, Sessions
 from engine.server.views import LogRelay, Views
@@ -89,6 +91,7 @@ class Server:
                 Route("/readyz", self._ready),
                 Route("/metrics", self._metrics),
                 Route("/schema", self._schema),
+                Route("/telemetry/export", self._export),
                 *self._parts.pages,
             ],
             middleware=[Middleware(Guarded, access=self._parts.access)],
@@ -139,6 +142,20 @@ class Server:
             return problem(401, "The token is missing; send it as a bearer token.", "invalid_api_key")
         text = await asyncio.to_thread(self._parts.telemetry.prometheus)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _export(self, request: Request) -> Response:
+        """Telemetry of one run, or of all, as a tar of Parquet files."""
+        if self._parts.access.role_of(bearer(request.headers)) < Role.READ:
+            return problem(401, "The token is missing; send it as a bearer token.", "invalid_api_key")
+        run = request.query_params.get("run", "0")
+        if not run.isdigit():
+            return problem(400, "run takes the number of a run.", "invalid_value", "run")
+        try:
+            archive = await asyncio.to_thread(packed, self._parts.telemetry, int(run))
+        except QueryRefusedError as error:
+            return problem(400, str(error), "invalid_value", "run")
+        remove = BackgroundTask(archive.unlink, missing_ok=True)
+        return FileResponse(archive, media_type="application/x-tar", background=remove)
 
     async def _schema(self, request: Request) -> Response:
         return JSONResponse(wire.schema())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.protocol.commands import Command, Submit
@@ -105,6 +106,10 @@ class Telemetry(Protocol):
 
     def replay(self, run: str) -> Recorded:
         """A recorded run by its id or number; empty or `last`: the newest. Raises `QueryRefusedError`."""
+        ...
+
+    def export(self, run: int, directory: Path) -> None:
+        """Parquet files of one run (0: all) into a directory. Raises `QueryRefusedError`."""
         ...
 
     def end_run(self, reason: str) -> None:

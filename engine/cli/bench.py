@@ -1,0 +1,108 @@
+"""`metrale bench` and `metrale verify-lossless`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from engine.cli.errors import Failure
+from engine.cli.options import DEFAULT_MODEL, json_option
+from engine.cli.serve import find_model
+
+BATCHES = (1, 8)
+
+
+@click.group(epilog="Example: metrale bench decode --vs llama.cpp --json")
+def bench() -> None:
+    """Benchmarks: ours and peers in the same session, in alternating runs, with ratios and spread."""
+
+
+def _speed(name: str, sentence: str, prompt_tokens: int, new_tokens: int) -> None:
+    """One of the speed benchmarks, which differ in what they time."""
+
+    @bench.command(name, help=sentence, epilog=f"Example: metrale bench {name} --vs llama.cpp --rounds 5")
+    @click.argument("model", default=DEFAULT_MODEL)
+    @click.option("--vs", "versus", multiple=True, metavar="PEER", help="llama.cpp or transformers; may be repeated.")
+    @click.option("--rounds", type=click.IntRange(1, 1000), default=5, help="Measurements of each, in turn.")
+    @click.option("--prompt-tokens", type=click.IntRange(1), default=prompt_tokens, help="Tokens of the prompt.")
+    @click.option("--new-tokens", type=click.IntRange(1), default=new_tokens, help="Tokens of the reply.")
+    @click.option("--chats", type=click.IntRange(1, 256), default=8, help="Chats at once (serve).")
+    @click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
+    @json_option
+    def command(model: str, versus: tuple[str, ...], as_json: bool, **numbers: int) -> None:
+        from engine.bench import speed
+        from engine.bench.peers import PEERS
+
+        peers = [peer for text in versus for peer in text.replace(",", " ").split()]
+        unknown = [peer for peer in peers if peer not in PEERS]
+        if unknown:
+            raise click.UsageError(f"There is no peer {unknown[0]!r}; peers are {', '.join(PEERS)}.")
+        options = speed.SpeedOptions(model=find_model(model), versus=tuple(peers), **numbers)
+        run = {"decode": speed.bench_decode, "prefill": speed.bench_prefill, "serve": speed.bench_serve}[name]
+        _print(run(options, _note), as_json)
+
+
+_speed("decode", "Tokens per second of one reply.", 64, 128)
+_speed("prefill", "Prompt tokens per second.", 512, 1)
+_speed("serve", "Tokens per second of several chats together.", 64, 64)
+
+
+@click.command("verify-lossless", epilog="Example: metrale verify-lossless --limit 8 --new-tokens 64")
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="JSON lines with id, task and turns.")
+@click.option("--limit", type=click.IntRange(0), default=0, help="Prompts taken, spread over the file; 0: all.")
+@click.option("--new-tokens", type=click.IntRange(1), default=128, help="Tokens of each reply.")
+@click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="Widths; may be repeated.")
+@click.option("--backend", type=click.Choice(["auto", "native", "reference"]), default="auto", help="Kernels.")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Arithmetic.")
+@json_option
+def verify_lossless(
+    model: str, prompts: Path | None, limit: int, new_tokens: int, batches: tuple[int, ...], backend: str, dtype: str,
+    as_json: bool,
+) -> int:  # fmt: skip
+    """Every lane, width and lever flip against plain decoding, token for token; exit code 1 on any difference."""
+    from engine.bench.lossless import compare, prepare, ways
+    from engine.model.open import open_device
+
+    path = find_model(model)
+    vocabulary, chosen = prepare(path, prompts or shipped_prompts(), limit)
+
+    def open_pool(tokens: int) -> Any:
+        return open_device(path, kv_tokens=tokens, max_batch_size=16, dtype=dtype, backend=backend)
+
+    device = open_pool(16 * (2048 + new_tokens))
+    drafters = ("ngram", *sorted(str(drafter) for drafter in device.facts.drafters))
+    plan = list(ways(drafters, batches or BATCHES))
+    findings = compare(device, vocabulary, chosen, new_tokens, plan, open_pool, _note)
+    _print_findings(findings, as_json)
+    return 1 if any(finding.differing for finding in findings) else 0
+
+
+def shipped_prompts() -> Path:
+    """The prompts that come with the package."""
+    path = Path(__file__).parents[1] / "bench" / "prompts.jsonl"
+    if not path.is_file():
+        raise Failure("No prompts are shipped with this installation; name a file with --prompts.")
+    return path
+
+
+def _print_findings(findings: Sequence[Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        return
+    for finding in findings:
+        verdict = f"{finding.differing} DIFFER, first: {finding.first}" if finding.differing else "equal"
+        click.echo(f"{finding.way:24} {finding.replies:4} replies {finding.tokens:7} tokens  {verdict}")
+
+
+def _print(result: Any, as_json: bool) -> None:
+    click.echo(result.to_json() if as_json else result.text())
+
+
+def _note(line: str) -> None:
+    click.echo(line, err=True)
