@@ -73,6 +73,8 @@ class Page {
       else this.live.add(message);
     }
     if (message.type === "lever_event") for (const history of [this.live, this.past]) history.mark(message);
+    // Levers get their real values when the engine is ready, and only welcome tells them.
+    if (message.type === "load" && message.state === "ready" && this.state.engine.state !== "ready") this.wire.renew();
     if (message.type === "problem") this.say(message.message);
     if (message.type === "lever_refused") this.say(message.message);
     if (message.type === "welcome") queueMicrotask(() => this.panels[this.view].opened?.(this.state));
@@ -211,6 +213,7 @@ class Page {
     attr(document.documentElement, "data-condition", word);
     document.querySelector(".lamp").classList.toggle("paused", state.paused);
     text($("condition"), state.paused && word === "live" ? "paused" : word);
+    document.title = word === "live" ? "Metrale" : `Metrale, ${word}`;
     text($("model"), state.facts ? state.facts.model : "");
     text($("device"), state.facts ? `${state.facts.device}, ${state.facts.dtype}` : "");
     const banner = this.#banner(word, at);

@@ -5,6 +5,7 @@ import { WIRE_VERSION } from "./state.js";
 const FIRST_PAUSE_S = 0.5;
 const LONGEST_PAUSE_S = 15;
 const SILENCE_S = 10;
+const RENEW_MS = 300;
 const TOPICS = ["stats", "requests", "levers", "gate", "log"];
 
 export class Wire {
@@ -15,6 +16,7 @@ export class Wire {
   constructor({ url, token, rate = 10, onMessage, onLink, received = () => ({}), clock, Socket = globalThis.WebSocket, later = (run, ms) => setTimeout(run, ms), cancel = (timer) => clearTimeout(timer) }) {
     Object.assign(this, { url, token, rate, onMessage, onLink, received, clock, Socket, later, cancel });
     this.session = "";
+    this.welcomed = 0;
     this.attempt = 0;
     this.socket = null;
     this.timer = null;
@@ -51,6 +53,12 @@ export class Wire {
     this.connect();
   }
 
+  /** What welcome told is out of date: ask again with a new hello, unless the server says it by itself. */
+  renew() {
+    const welcomed = this.welcomed;
+    this.later(() => this.isOpen && this.welcomed === welcomed && this.connect(), RENEW_MS);
+  }
+
   #greet(socket) {
     const hello = { type: "hello", version: WIRE_VERSION, client: "web", token: this.token(), resume: this.session };
     if (this.session) hello.received = this.received();
@@ -76,6 +84,7 @@ export class Wire {
       return this.#end("incompatible", text);
     }
     this.session = message.session;
+    this.welcomed += 1;
     this.attempt = 0;
     this.isOpen = true;
     this.onMessage(message);

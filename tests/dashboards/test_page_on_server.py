@@ -9,9 +9,11 @@ import pytest
 import pytest_asyncio
 
 from dashboards.app import routes
+from engine.levers.resolve import resolve
 from engine.protocol.commands import ChangeLever
 from tests.dashboards.chromium import Page
 from tests.fakes.live_server import LiveServer, live
+from tests.fakes.server_parts import FakeEngine
 
 pytestmark = [pytest.mark.browser, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(120)]
 
@@ -73,6 +75,16 @@ async def test_a_dropped_connection_resumes_and_no_token_of_the_reply_is_lost(pa
     real.engine.release()
     await page.until("document.querySelector('.reply .reply-line').textContent.includes('finished')")
     assert await page.text(".reply .words") == "abcdefhello"
+
+
+async def test_levers_set_at_the_start_are_shown_once_the_model_is_loaded(page: Page) -> None:
+    engine = FakeEngine(loads=False, levers=resolve(flags={"num_drafts": 7})[0])
+    async with live(engine, pages=routes()) as server:
+        await page.goto(f"{server.url}/#view=levers")
+        await page.until(f"{CONDITION} === 'loading'")
+        engine.become_ready()
+        await page.until("document.querySelector('[data-lever=num_drafts] .control > *').value === '7'")
+        await page.call("Page.navigate", url="about:blank")
 
 
 async def test_a_wrong_token_is_refused_with_the_sentence_of_the_server(page: Page, real: LiveServer) -> None:
