@@ -19,6 +19,7 @@ from engine.drafters.acceptance import MatchAcceptance
 from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
 from engine.drafters.promise import Offer, Promises
+from engine.drafters.standing import Base, Delivered, Probe, Standing
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
@@ -29,10 +30,8 @@ DRAFTER_PROBE_STEPS: Final = 8
 PROBE_SHARE: Final = 0.01
 PROBE_CAP_TOKENS: Final = 16.0
 LEAST_MARGIN: Final = 0.01
-RATE_MEMORY: Final = 0.98
 SUSPECT_STEPS: Final = 8
-
-Base = DrafterName | None
+VALID_WINDOWS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +53,6 @@ class ArbiterSettings:
         )
 
 
-@dataclass(slots=True)
-class _Probe:
-    base: Base
-    steps_left: int
-    lost_ns: float = 0.0
-
-
-@dataclass(slots=True)
-class _Delivered:
-    """Tokens and time of late: the throughput that clients really got."""
-
-    tokens: float = 0.0
-    wall_ns: float = 0.0
-    steps: int = 0
-
-    def add(self, tokens: int, wall_ns: int) -> None:
-        self.tokens = self.tokens * RATE_MEMORY + tokens
-        self.wall_ns = self.wall_ns * RATE_MEMORY + wall_ns
-        self.steps += 1
-
-    @property
-    def rate(self) -> float:
-        """Tokens per nanosecond."""
-        return self.tokens / self.wall_ns if self.wall_ns else 0.0
-
-
-@dataclass(slots=True)
-class _Standing:
-    """How current the evidence about a base is, and how often it beat the running one, each time on new evidence."""
-
-    is_measured: bool = False
-    is_stale: bool = False
-    age_tokens: int = 0
-    wins: int = 0
-    is_confirming: bool = False
-
-
 class Arbiter:
     """Call order of a step: `choose`, the step, `record`. Emitted tokens reach `matches` by `NgramIndex.append`."""
 
@@ -100,10 +62,10 @@ class Arbiter:
         self.base: Base = None
         self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
         self._promises = Promises()
-        self._standings: dict[Base, _Standing] = {}
+        self._standings: dict[Base, Standing] = {}
         self._offer: Offer = {}
-        self._delivered = _Delivered()
-        self._probe: _Probe | None = None
+        self._delivered = Delivered()
+        self._probe: Probe | None = None
         self._shortfalls = 0
         self._copies_paused_tokens = 0
         self._settle_left = 0
@@ -111,6 +73,7 @@ class Arbiter:
         self._is_new = True
         self._arm = PLAIN
         self._reason = GateReason.COLD
+        self._pinned: GateReason | None = None
         self._step = 0
         self._price = 0.0
 
@@ -121,10 +84,19 @@ class Arbiter:
 
     # Before the step
 
-    def choose(self, available: Sequence[ArmKey], depth: int, width: int, match_len: int = 0) -> ArmKey:
+    def choose(
+        self,
+        available: Sequence[ArmKey],
+        depth: int,
+        width: int,
+        match_len: int = 0,
+        pinned: GateReason | None = None,
+    ) -> ArmKey:
         """The arm of this step, one of `available` (plain where that is empty).
 
-        `match_len` is `NgramIndex.match_len`; without it no n-gram arm is taken."""
+        `match_len` is `NgramIndex.match_len`; without it no n-gram arm is taken. `pinned` says why plain is not on
+        offer although it could run (`entry_pin`, `force`); it only shows in the explanation."""
+        self._pinned = pinned
         self._note(depth, width, match_len)
         self._set_price()
         offer: dict[Base, list[int]] = {}
@@ -184,13 +156,14 @@ class Arbiter:
         return Explanation(
             mode=self.base.value if self.base else "plain",
             arm=self._arm.name,
-            reason=self._reason,
+            reason=self._pinned or self._reason,
             arms=self._rows(),
             margin=self._margin(rival) * 1e9,
             losses=max((standing.wins for standing in self._standings.values()), default=0),
             depth=self._depth,
             width_bucket=self._promises.bucket,
             tokens_until_probe=self._tokens_until_probe(),
+            pinned=self._pinned is not None,
         )
 
     # Choosing
@@ -214,11 +187,14 @@ class Arbiter:
             pass
         else:
             self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
-        base = self.base if self.base in self._offer else next(iter(self._offer))
-        return self._promises.best(base, self._offer[base], self._price)
+        bases = [self.base] if self.base in self._offer else list(self._offer)
+        bests = [self._promises.best(base, self._offer[base], self._price) for base in bases]
+        return max(bests, key=lambda best: best[1])
 
     def _may_copy(self) -> bool:
-        return not (self._probe or self._settle_left or self._copies_paused_tokens)
+        """Not while something is measured: a probe, a change of width, or the base's own first steps."""
+        is_measuring = self.base in self._offer and not self._standing(self.base).is_measured
+        return not (is_measuring or self._probe or self._settle_left or self._copies_paused_tokens)
 
     def _planned(self, arm: ArmKey) -> int:
         """Drafts that were made; fewer are verified where confidence trimmed them."""
@@ -243,7 +219,7 @@ class Arbiter:
     def _start_over(self, depth: int) -> None:
         self._depth_anchor = depth
         self._probe = None
-        self._delivered = _Delivered()
+        self._delivered = Delivered()
         for standing in self._standings.values():
             standing.is_stale = standing.is_measured
             standing.wins = 0
@@ -255,8 +231,8 @@ class Arbiter:
 
     # Evidence
 
-    def _standing(self, base: Base) -> _Standing:
-        return self._standings.setdefault(base, _Standing())
+    def _standing(self, base: Base) -> Standing:
+        return self._standings.setdefault(base, Standing())
 
     def _best(self, base: Base) -> ArmKey:
         return self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
@@ -274,6 +250,8 @@ class Arbiter:
             self._note_running(arm)
             if self._step % SUSPECT_STEPS == 0:
                 self._suspect()
+            if self._step % self.settings.window == 0:
+                self._validate()
             return
         probe.steps_left -= 1
         probe.lost_ns += wall_ns - emitted / (self._price or 1.0)
@@ -287,18 +265,20 @@ class Arbiter:
         cost = self._promises.costs.verify.get(arm.drafts)
         if cost and cost.samples >= PLAIN_PROBE_STEPS:
             standing = self._standing(self.base)
-            standing.is_measured, standing.is_stale, standing.age_tokens = True, False, 0
+            standing.note_measured()
 
-    def _end_probe(self, probe: _Probe) -> None:
+    def _end_probe(self, probe: Probe) -> None:
         self.budget.spend(probe.lost_ns)
         self._probe = None
         standing = self._standing(probe.base)
-        standing.is_measured, standing.is_stale, standing.age_tokens = True, False, 0
+        standing.note_measured()
         standing.is_confirming = False
         self._arbitrate(probe.base, standing)
 
-    def _arbitrate(self, rival: Base, standing: _Standing) -> None:
+    def _arbitrate(self, rival: Base, standing: Standing) -> None:
         """One new measurement of `rival` is one win or none; `dwell` wins in a row make it the base."""
+        if self.base not in self._offer:
+            return
         ahead = self._base_rate(rival) - self._base_rate(self.base)
         if ahead <= self._margin(rival):
             standing.wins = 0
@@ -308,15 +288,40 @@ class Arbiter:
         standing.wins += 1
         standing.is_confirming = True
         if standing.wins >= self.settings.dwell:
-            self.base = rival
-            self._reason = GateReason.SWITCH
-            self._delivered = _Delivered()
-            for other in self._standings.values():
-                other.wins, other.is_confirming = 0, False
+            self._switch(rival)
             self._suspect()
+
+    def _switch(self, base: Base) -> None:
+        self.base = base
+        self._reason = GateReason.SWITCH
+        self._delivered = Delivered()
+        for standing in self._standings.values():
+            standing.wins, standing.is_confirming = 0, False
+
+    def _validate(self) -> None:
+        """Promises must be kept: where less than plain decoding is delivered, whatever was promised, decode plainly.
+
+        The evidence is the delivered throughput of all steps of late and a plain step measured within it."""
+        plain, window = self._standing(None), self.settings.window
+        plain_rate = self._promises.rate(PLAIN)
+        if None not in self._offer or not plain.is_measured or plain.is_stale or self._delivered.steps < 2 * window:
+            return
+        if self._delivered.rate >= plain_rate * (1 - self.settings.margin):
+            self._shortfalls = 0
+        elif plain.age_tokens > VALID_WINDOWS * window * self._promises.width:
+            # Copies may have kept a plain base from running at all.
+            self._probe = Probe(None, PLAIN_PROBE_STEPS)
+        else:
+            self._shortfalls += 1
+            if self._shortfalls >= self.settings.dwell:
+                self._shortfalls = 0
+                self._copies_paused_tokens = self.settings.reprobe_tokens
+                self._switch(None)
 
     def _suspect(self) -> None:
         """Measure anew, at once, whoever seems to be ahead of the running base by now."""
+        if self.base not in self._offer:
+            return
         for rival in self._offer:
             standing = self._standing(rival)
             if rival is not self.base and standing.is_measured and not standing.is_confirming:
@@ -335,13 +340,13 @@ class Arbiter:
 
     def _begin_due_probe(self) -> None:
         running = self._standing(self.base)
-        if self.base in self._offer and (running.is_stale or not running.is_measured):
+        if self.base not in self._offer or running.is_stale or not running.is_measured:
             return
         due = [base for base in self._offer if base is not self.base and self._is_due(base)]
         affordable = [base for base in due if self._missing_ns(base) <= 0]
         if affordable:
             base = max(affordable, key=lambda base: self._standing(base).age_tokens)
-            self._probe = _Probe(base, PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS)
+            self._probe = Probe(base, PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS)
             if base is None:
                 self._promises.costs.restart_plain()
 

@@ -228,6 +228,37 @@ def test_the_explanation_names_every_arm_with_its_evidence() -> None:
     assert record.tokens_until_probe > 0
 
 
+def test_copies_that_promise_more_than_they_deliver_are_given_up() -> None:
+    machine = Machine(right=0)
+    machine.offer = (PLAIN, *arms_of(NGRAM, 16))
+    machine.match_len, machine.copied = 16, 0
+    for _ in range(300):
+        machine.arbiter.matches.observe_match(16, hit=True)
+        machine.step()
+    assert NGRAM in {arm.drafter for arm in machine.ran[:60]}
+    assert set(machine.ran[120:280]) == {PLAIN}
+
+
+def test_a_stretch_without_its_drafter_does_not_unseat_the_base() -> None:
+    machine = Machine()
+    machine.step(200)
+    everything = machine.offer
+    machine.offer = (PLAIN,)
+    machine.step(100)
+    assert machine.arbiter.base is MTP
+    machine.offer = everything
+    assert machine.step(1)[0].drafter is MTP
+
+
+def test_a_pinned_step_says_why_it_speculates() -> None:
+    machine = Machine(right=0)
+    machine.step(100)
+    arm = machine.arbiter.choose(arms_of(MTP, 3), 100, 1, pinned=GateReason.ENTRY_PIN)
+    shown = machine.arbiter.explain()
+    assert arm.drafter is MTP
+    assert (shown.mode, shown.reason, shown.pinned) == ("plain", GateReason.ENTRY_PIN, True)
+
+
 # What it learns from
 
 

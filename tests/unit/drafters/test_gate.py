@@ -305,8 +305,7 @@ def test_a_stale_arm_cannot_steal_the_mode() -> None:
     bench.gate._arms[Arm.PLAIN].rate = 10_000.0
     bench.gate._arms[Arm.PLAIN].stale = True
     bench.gate._other_measured_since_loss = True
-    bench.step(40)
-    assert bench.gate.losses == 0
+    assert {bench.gate.losses for _ in range(40) if bench.step()} == {0}
     assert bench.gate.mode is Arm.VERIFY
 
 
@@ -330,7 +329,7 @@ def test_an_arm_that_the_gate_did_not_ask_for_is_not_recorded() -> None:
     gate = Gate(GateSettings(window=1))
     gate.next_step()
     gate.record_decode(MS, 1)
-    assert gate.explain().arms[0][1] == -1
+    assert [row[1] for row in gate.explain().arms] == [-1, -1]
 
 
 def test_settings_change_while_it_runs() -> None:
