@@ -17,7 +17,7 @@ from engine.core.device import Draft, DrafterName
 from engine.model.backend import Backend
 from engine.model.head_file import HeadFile, find_head
 from engine.model.head_memory import Absorbed, HeadMemory, drafted_rows, drafts_of, head_dtype
-from engine.model.heads import HeadItem, HeadRows
+from engine.model.heads import DraftHead, HeadItem, HeadRows
 from engine.model.kv import PagedKV
 from engine.model.layers import Rope, rotate
 from engine.model.load import rope_frequencies
@@ -162,7 +162,14 @@ class MTPHead:
         return x, q
 
 
-def open_head(backend: Backend) -> MTPHead | None:
-    """The shipped head for the backend's model, None where none was trained for it."""
+def open_head(backend: Backend) -> DraftHead | None:
+    """The shipped head for the backend's model on that backend's kernels, None where none was trained for it."""
     file = find_head("mtp", backend.config)
-    return None if file is None else MTPHead(backend, file, head_dtype(backend))
+    if file is None:
+        return None
+    from engine.model.mtp_native import NativeMTPHead
+    from engine.model.native_backend import NativeBackend
+
+    if isinstance(backend, NativeBackend):
+        return NativeMTPHead(backend, file)
+    return MTPHead(backend, file, head_dtype(backend))

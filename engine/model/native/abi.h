@@ -40,6 +40,7 @@ struct StepArgs {
     float* logits;                 // [logit_rows, vocab] or null
     int64_t* argmax;               // [logit_rows]
     int64_t* part_ns;              // [kParts] time by part on the calling thread, added to; null: not measured
+    const float* inputs;           // [rows, hidden] in place of the tokens' embeddings (draft heads); null: embed
 };
 
 // Parts of a step that the profile tells apart.

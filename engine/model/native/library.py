@@ -65,7 +65,7 @@ class StepArgs(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("rows", "segments", "logit_rows", "taps", "layers_run", "table_width")),
         *((name, c_void_p) for name in ("tokens", "row_offsets", "starts", "block_tables", "logit_row_ids")),
-        *((name, c_void_p) for name in ("tap_layers", "layer_ids", "hidden", "logits", "argmax", "part_ns")),
+        *((name, c_void_p) for name in ("tap_layers", "layer_ids", "hidden", "logits", "argmax", "part_ns", "inputs")),
     ]
 
 

@@ -83,7 +83,7 @@ int check_tokens(Model& model, const int64_t* tokens, int64_t count) {
 
 int check_step(Model& model, const StepArgs& a) {
     if (a.rows < 1 || a.segments < 1) return fail(model, "a step needs rows; this one has %d", a.rows);
-    if (check_segments(model, a) || check_tokens(model, a.tokens, a.rows)) return 1;
+    if (check_segments(model, a) || (a.inputs == nullptr && check_tokens(model, a.tokens, a.rows))) return 1;
     for (int i = 0; i < a.logit_rows; ++i)
         if (a.logit_row_ids[i] < 0 || a.logit_row_ids[i] >= a.rows)
             return fail(model, "logits are wanted of row %d of %d", a.logit_row_ids[i], a.rows);

@@ -54,8 +54,12 @@ class Step {
         pool_.measure_waiting(args_.part_ns != nullptr);
         pool_.take_waited_ns();
         last_ns_ = now_ns();
-        for (int64_t row = 0; row < args_.rows; ++row)
-            embed_row(model_.embedding, args_.tokens[row], s_.x + row * shape_.hidden);
+        if (args_.inputs != nullptr) {
+            __builtin_memcpy(s_.x, args_.inputs, static_cast<size_t>(args_.rows) * static_cast<size_t>(shape_.hidden) * 4);
+        } else {
+            for (int64_t row = 0; row < args_.rows; ++row)
+                embed_row(model_.embedding, args_.tokens[row], s_.x + row * shape_.hidden);
+        }
         lap(kPartEmbed);
         int tap = 0;
         for (int i = 0; i < args_.layers_run; ++i) {
