@@ -57,7 +57,7 @@ def span_row(span: ReadableSpan) -> tuple[Any, ...]:
         span.name,
         span.kind.name,
         start // 1000,
-        (end - start) // 1000,
+        end // 1000 - start // 1000,
         span.status.status_code.name,
         json.dumps(dict(span.attributes or {})),
         json.dumps([{"name": event.name, "time": event.timestamp} for event in span.events]),
