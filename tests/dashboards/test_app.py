@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
+from fnmatch import fnmatch
 
 import pytest
 from starlette.applications import Starlette
@@ -89,6 +91,13 @@ def test_the_vendored_library_comes_with_licence_and_origin() -> None:
     assert b"MIT License" in served["vendor/uplot/LICENSE"].body
     assert b"1.6.32" in served["vendor/uplot/README.md"].body
     assert b"(v1.6.32)" in served["vendor/uplot/uPlot.iife.min.js"].body
+
+
+def test_the_package_ships_every_file_that_is_served() -> None:
+    project = tomllib.loads((STATIC.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["*"]
+    names = {path.rpartition("/")[2] for path in assets() if path != "words.json"}
+    assert [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)] == []
 
 
 def test_every_word_of_telemetry_has_a_sentence_on_the_page() -> None:
