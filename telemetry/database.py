@@ -10,9 +10,10 @@ from pathlib import Path
 import duckdb
 import platformdirs
 
-from telemetry.migrations import SchemaTooNewError, migrate, version_of
+from telemetry.migrations import SchemaTooNewError, migrate, scalar, version_of
 from telemetry.recovery import is_unsettled, settle
 from telemetry.schema import SCHEMA_VERSION
+from telemetry.views import create_views, has_views
 
 Connection = duckdb.DuckDBPyConnection
 MEMORY_MB = 1024
@@ -50,6 +51,8 @@ def open_owned(path: Path, memory_mb: int = MEMORY_MB) -> Connection:
     try:
         migrate(connection)
         settle(connection, path)
+        if not has_views(connection):
+            create_views(connection)
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         # a failed query must not be able to fill the disk, and spilling is never needed for our own writes
         connection.execute(f"SET memory_limit = '{memory_mb}MB'")
@@ -73,7 +76,7 @@ def open_for_reading(path: Path) -> Connection:
             f"There is no database at {path}: start the engine once, or name a file with --db."
         )
     connection = _connect(path, read_only=True)
-    if version_of(connection) < SCHEMA_VERSION or is_unsettled(connection, path):
+    if version_of(connection) < SCHEMA_VERSION or is_unsettled(connection, path) or not has_views(connection):
         connection.close()
         open_owned(path).close()
         connection = _connect(path, read_only=True)
@@ -82,7 +85,9 @@ def open_for_reading(path: Path) -> Connection:
 
 
 def lock_down(connection: Connection) -> None:
-    """No files, no network, no extensions, and no way back."""
+    """No files, no network, no extensions, and no way back. A second connection of a process finds it done."""
+    if scalar(connection, "SELECT current_setting('lock_configuration')"):
+        return
     connection.execute("SET max_temp_directory_size = '0B'")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET python_enable_replacements = false")

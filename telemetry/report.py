@@ -231,7 +231,7 @@ def _bands(cursor: Connection, run: int, start: datetime, end: datetime) -> tupl
         f" ORDER BY step_id LIMIT {_TIMELINE}",
         [start, run],
     ).fetchall()
-    ends = [row[0] for row in rows[1:]] + [(end - start).total_seconds()]
+    ends = [*(row[0] for row in rows[1:]), (end - start).total_seconds()][: len(rows)]
     return tuple(Band(at, until, arm, reason) for (at, arm, reason), until in zip(rows, ends, strict=True))
 
 

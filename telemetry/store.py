@@ -20,7 +20,6 @@ from telemetry.journal import Journal
 from telemetry.migrations import scalar
 from telemetry.record import AnyRecord
 from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
-from telemetry.views import create_views
 from telemetry.writer import Flush, RunContext, Writer
 
 FLUSH_S = 0.25
@@ -263,7 +262,6 @@ class Store:
     def _open(self) -> None:
         self._connection = open_owned(self.path)
         try:
-            create_views(self._connection)
             session = self._clock_ns() // 1000
             self._writer = Writer(self._connection, session, self._context)
             self._writer.announced = self._announced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import duckdb
@@ -35,7 +36,8 @@ _GATE_ATTRIBUTES = ", ".join(
 # Lane steps and gate decisions are stored once, in their typed tables; their spans are composed when asked for.
 # Requests that run together stay together for many steps, so links are kept once per set of requests.
 _SPANS = f"""
-SELECT trace_id, span_id, parent_span_id, name, kind, start, dur_us, status, attributes, events, links, run
+SELECT trace_id, span_id, parent_span_id, name, kind, start, dur_us::BIGINT AS dur_us, status, attributes, events,
+  links, run
 FROM spans_recorded
 UNION ALL
 SELECT trace_id, span_base || '1000000000', '', 'engine.run', 'INTERNAL', started,
@@ -60,7 +62,8 @@ VIEWS: tuple[View, ...] = (
         "throughput_by_lane",
         "Tokens per second by lane over time, one row per second.",
         """
-SELECT run, second, lane, sum(steps) AS steps, sum(emitted) AS tokens, sum(prefill_tokens) AS prefill_tokens,
+SELECT run, second, lane, sum(steps)::BIGINT AS steps, sum(emitted)::BIGINT AS tokens,
+  sum(prefill_tokens)::BIGINT AS prefill_tokens,
   round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
   round(sum(busy_us) / 1e6, 3) AS busy_s, round(sum(width_sum) / sum(steps), 2) AS mean_width
 FROM step_rollup GROUP BY run, second, lane ORDER BY run, second, lane
@@ -70,8 +73,9 @@ FROM step_rollup GROUP BY run, second, lane ORDER BY run, second, lane
         "lanes",
         "What every lane did in a run: steps, tokens, drafts, acceptance, tokens per step and busy second.",
         """
-SELECT run, lane, sum(steps) AS steps, sum(emitted) AS tokens, sum(prefill_tokens) AS prefill_tokens,
-  sum(drafted) AS drafted, sum(accepted) AS accepted,
+SELECT run, lane, sum(steps)::BIGINT AS steps, sum(emitted)::BIGINT AS tokens,
+  sum(prefill_tokens)::BIGINT AS prefill_tokens,
+  sum(drafted)::BIGINT AS drafted, sum(accepted)::BIGINT AS accepted,
   round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance,
   round(sum(emitted) / sum(steps), 3) AS tokens_per_step,
   round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
@@ -84,7 +88,7 @@ FROM step_rollup GROUP BY run, lane ORDER BY run, busy_s DESC
         "acceptance_by_position",
         "How often the draft at each position was accepted, by lane.",
         """
-SELECT run, lane, position, sum(drafted) AS drafted, sum(accepted) AS accepted,
+SELECT run, lane, position, sum(drafted)::BIGINT AS drafted, sum(accepted)::BIGINT AS accepted,
   round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance
 FROM position_rollup GROUP BY run, lane, position ORDER BY run, lane, position
 """,
@@ -93,8 +97,8 @@ FROM position_rollup GROUP BY run, lane, position ORDER BY run, lane, position
         "acceptance_over_time",
         "Acceptance by lane and minute.",
         """
-SELECT run, time_bucket(INTERVAL 1 MINUTE, second) AS minute, lane, sum(drafted) AS drafted,
-  sum(accepted) AS accepted, round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance
+SELECT run, time_bucket(INTERVAL 1 MINUTE, second) AS minute, lane, sum(drafted)::BIGINT AS drafted,
+  sum(accepted)::BIGINT AS accepted, round(sum(accepted) / nullif(sum(drafted), 0), 4) AS acceptance
 FROM step_rollup GROUP BY run, minute, lane HAVING sum(drafted) > 0 ORDER BY run, minute, lane
 """,
     ),
@@ -113,7 +117,7 @@ FROM gate_decisions WHERE is_change ORDER BY run, step_id
         "gate_reasons",
         "How often the gate ran which arm, and why.",
         """
-SELECT run, mode, arm, reason, sum(decisions) AS decisions,
+SELECT run, mode, arm, reason, sum(decisions)::BIGINT AS decisions,
   round(sum(decisions) / sum(sum(decisions)) OVER (PARTITION BY run), 4) AS share
 FROM gate_rollup GROUP BY run, mode, arm, reason ORDER BY run, decisions DESC
 """,
@@ -122,7 +126,7 @@ FROM gate_rollup GROUP BY run, mode, arm, reason ORDER BY run, decisions DESC
         "why_not_speculating",
         "For every lane that was refused: why, how many steps, and what ran instead.",
         """
-SELECT run, lane, reason, taken, sum(steps) AS steps,
+SELECT run, lane, reason, taken, sum(steps)::BIGINT AS steps,
   round(sum(steps) / sum(sum(steps)) OVER (PARTITION BY run, lane), 4) AS share_of_refusals
 FROM refusal_rollup GROUP BY run, lane, reason, taken ORDER BY run, steps DESC
 """,
@@ -148,8 +152,8 @@ SELECT c.run, c.time, c.name, c.old, c.new, c.origin,
     / nullif(sum(s.drafted) FILTER (s.second < c.time), 0), 4) AS acceptance_before,
   round(sum(s.accepted) FILTER (s.second >= c.time)
     / nullif(sum(s.drafted) FILTER (s.second >= c.time), 0), 4) AS acceptance_after,
-  coalesce(sum(s.steps) FILTER (s.second < c.time), 0) AS steps_before,
-  coalesce(sum(s.steps) FILTER (s.second >= c.time), 0) AS steps_after
+  coalesce(sum(s.steps) FILTER (s.second < c.time), 0)::BIGINT AS steps_before,
+  coalesce(sum(s.steps) FILTER (s.second >= c.time), 0)::BIGINT AS steps_after
 FROM lever_changes c
 LEFT JOIN step_rollup s ON s.run = c.run
   AND s.second BETWEEN c.time - INTERVAL 30 SECOND AND c.time + INTERVAL 30 SECOND
@@ -197,7 +201,7 @@ FROM requests GROUP BY run, minute ORDER BY run, minute
         "step_time_percentiles",
         "Duration of a step by lane, p50, p95 and p99 in milliseconds, exact to nine per cent.",
         """
-SELECT run, lane, max(total) AS steps,
+SELECT run, lane, max(total)::BIGINT AS steps,
   round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.5) / 1000, 3) AS p50_ms,
   round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.95) / 1000, 3) AS p95_ms,
   round(min(pow(2, (bucket + 0.5) / 8)) FILTER (seen >= total * 0.99) / 1000, 3) AS p99_ms
@@ -212,7 +216,7 @@ GROUP BY run, lane ORDER BY run, lane
         "host_time_by_part",
         "Where the time of a step goes, by lane: drafting, device, commit and the rest, in microseconds per step.",
         """
-SELECT run, lane, sum(steps) AS steps, round(sum(busy_us) / sum(steps), 1) AS step_us,
+SELECT run, lane, sum(steps)::BIGINT AS steps, round(sum(busy_us) / sum(steps), 1) AS step_us,
   round(sum(draft_us) / sum(steps), 1) AS draft_us, round(sum(device_us) / sum(steps), 1) AS device_us,
   round(sum(commit_us) / sum(steps), 1) AS commit_us,
   round((sum(busy_us)::DOUBLE - sum(draft_us) - sum(device_us) - sum(commit_us)) / sum(steps), 1) AS other_us
@@ -231,7 +235,8 @@ FROM request_lanes l JOIN request_keys k USING (request_no) ORDER BY l.run, l.re
         "finish_reasons",
         "How requests ended.",
         """
-SELECT run, reason, count(*) AS requests, sum(output_tokens) AS output_tokens, any_value(nullif(error, '')) AS an_error
+SELECT run, reason, count(*) AS requests, sum(output_tokens)::BIGINT AS output_tokens,
+  any_value(nullif(error, '')) AS an_error
 FROM requests GROUP BY run, reason ORDER BY run, requests DESC
 """,
     ),
@@ -248,7 +253,7 @@ FROM step_rollup GROUP BY run, second ORDER BY run, second
         "width_effect",
         "Tokens per busy second and per step by lane and width bucket.",
         """
-SELECT run, width_bucket, lane, sum(steps) AS steps, round(sum(emitted) / sum(steps), 3) AS tokens_per_step,
+SELECT run, width_bucket, lane, sum(steps)::BIGINT AS steps, round(sum(emitted) / sum(steps), 3) AS tokens_per_step,
   round(sum(emitted) / greatest(sum(busy_us), 1) * 1e6, 1) AS tokens_per_busy_s,
   round(sum(busy_us) / sum(steps) / 1000, 3) AS step_ms
 FROM step_rollup GROUP BY run, width_bucket, lane ORDER BY run, width_bucket, lane
@@ -263,7 +268,7 @@ SELECT r.run, r.run_id, h.recording_share, h.recorded, h.lost_in_ring, f.committ
 FROM runs r
 LEFT JOIN (SELECT run, round(sum(recording_us) / nullif(sum(tick_us), 0), 5) AS recording_share,
     max(records) AS recorded, max(lost) AS lost_in_ring FROM health GROUP BY run) h USING (run)
-LEFT JOIN (SELECT run, sum(records) AS committed, count(*) AS flushes,
+LEFT JOIN (SELECT run, sum(records)::BIGINT AS committed, count(*) AS flushes,
     round(avg(write_us) / 1000, 2) AS write_ms_per_flush,
     round(sum(encode_us) / nullif(sum(records), 0), 2) AS encode_us_per_record FROM flushes GROUP BY run) f USING (run)
 ORDER BY r.run
@@ -273,7 +278,7 @@ ORDER BY r.run
         "losses_by_kind",
         "What telemetry was dropped, by kind, and when that was noticed first and last.",
         """
-SELECT run, kind, sum(lost) AS lost, min(time) AS first_noticed, max(time) AS last_noticed
+SELECT run, kind, sum(lost)::BIGINT AS lost, min(time) AS first_noticed, max(time) AS last_noticed
 FROM losses GROUP BY run, kind ORDER BY run, lost DESC
 """,
     ),
@@ -314,4 +319,16 @@ def create_views(connection: duckdb.DuckDBPyConnection) -> None:
     connection.execute("BEGIN")
     for view in (*STRUCTURE, *VIEWS):
         connection.execute(f"CREATE OR REPLACE VIEW {view.name} AS {view.sql}")
+        connection.execute(f"COMMENT ON VIEW {view.name} IS '{_digest(view)}'")
     connection.execute("COMMIT")
+
+
+def has_views(connection: duckdb.DuckDBPyConnection) -> bool:
+    """The file has every view as this version defines it."""
+    rows = connection.execute("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal").fetchall()
+    found = dict(rows)
+    return all(found.get(view.name) == _digest(view) for view in (*STRUCTURE, *VIEWS))
+
+
+def _digest(view: View) -> str:
+    return hashlib.sha256(view.sql.encode()).hexdigest()[:16]
