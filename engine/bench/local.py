@@ -82,7 +82,13 @@ class LocalEngine:
         self.scheduler = Scheduler(self.ctx)
 
     def submit(
-        self, name: str, prompt: Sequence[int], max_tokens: int, temperature: float = 0.0, seed: int = 1
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        temperature: float = 0.0,
+        seed: int = 1,
+        ignore_eos: bool = False,
     ) -> None:
         self.out.replies[name] = Reply()
         self.inbox.put(
@@ -90,7 +96,7 @@ class LocalEngine:
                 request_id=name,
                 prompt=tuple(prompt),
                 sampling=Sampling(temperature=temperature, seed=seed),
-                limits=Limits(max_tokens=max_tokens),
+                limits=Limits(max_tokens=max_tokens, ignore_eos=ignore_eos),
             )
         )
 

@@ -36,7 +36,7 @@ Stage = Callable[[Sequence, TokenState, Vocabulary, Draft], None]
 
 
 def min_tokens(seq: Sequence, state: TokenState, vocabulary: Vocabulary, draft: Draft) -> None:
-    if state.emitted < seq.request.limits.min_tokens or seq.request.limits.ignore_eos:
+    if state.emitted < seq.request.limits.min_tokens:
         draft.banned.extend(vocabulary.eos_ids)
 
 
@@ -110,7 +110,6 @@ def needs_chain(seq: Sequence) -> bool:
         or state.markers.any
         or seq.sharpen
         or bool(sampling.logit_bias)
-        or limits.ignore_eos
         or state.emitted < limits.min_tokens
     )
 
