@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from engine.cli.child import ChildServer, arguments_of
 from engine.cli.errors import Failure
 from engine.cli.options import DEFAULT_MODEL, db_option, lever_options, lever_values
 from engine.cli.serve import engine_options, find_model
+
+PIPE_S = 1.0
+"""Time that a pipe beside `-p` has to bring its first byte."""
 
 
 @click.command(epilog='Example: metrale chat -p "Why is the sky blue?"   or   cat notes.txt | metrale chat')
@@ -53,10 +57,21 @@ def _once(system: str | None, max_tokens: int | None, temperature: float | None,
 
 def _question(prompt: str | None) -> str | None:
     """What is asked without a screen: the option, what comes through the pipe, or both."""
-    piped = "" if sys.stdin.isatty() else sys.stdin.read()
+    piped = _piped(None if prompt is None else PIPE_S)
     if prompt is None and not piped.strip():
         return None
     return "\n\n".join(part for part in (prompt, piped.strip()) if part)
+
+
+def _piped(patience_s: float | None) -> str:
+    """What a pipe brings; an inherited one that stays silent for `patience_s` is taken for empty."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    try:
+        spoke = patience_s is None or select.select([sys.stdin], [], [], patience_s)[0]
+    except (OSError, ValueError):
+        spoke = True  # no descriptor to wait on, so reading does not block
+    return sys.stdin.read() if spoke else ""
 
 
 def _talk(

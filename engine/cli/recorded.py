@@ -88,11 +88,14 @@ def id_of(run: str, where: Where) -> str:
 def _copied(address: Address, folder: Path) -> Any:
     from telemetry.database import open_for_reading, open_owned
     from telemetry.transfer import import_
+    from telemetry.views import create_views
 
     export_live(address, folder / "files")
     copy = folder / "copy.duckdb"
     connection = open_owned(copy)
     import_(connection, folder / "files")
+    create_views(connection)
+    connection.execute("UPDATE runs SET state = 'live' WHERE state = 'running'")  # it goes on; only the copy ends
     connection.close()
     return open_for_reading(copy)
 

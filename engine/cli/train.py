@@ -15,9 +15,7 @@ from engine.cli.serve import find_model
 @click.command(epilog="Example: metrale train mtp --minutes 8 --out head.safetensors")
 @click.argument("kind", type=click.Choice(["mtp", "dflash"]))
 @click.argument("model", default=DEFAULT_MODEL)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), help="The head file; default: KIND.safetensors."
-)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="The head file; else KIND.safetensors.")
 @click.option("--minutes", type=click.FloatRange(0.01), default=8.0, help="Time for the optimisation itself.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
 @click.option("--corpus", type=click.Path(path_type=Path), help="Self-made data: read if it is there, else written.")
