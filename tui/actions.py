@@ -47,6 +47,7 @@ ACTIONS: tuple[Action, ...] = (
     _go("f10", "8", "log", "Log", "What happened, line by line."),
     Action("stop", "Stop", "Stop the reply at once, keep its text; elsewhere, go back.", "escape", "/stop",
            footer=True),
+    Action("interrupt", "Interrupt", "Copy what is marked; else stop the reply, clear the input, or leave.", "ctrl+c"),
     Action("levers_focus", "Levers", "Move between the input and the levers beside it.", "ctrl+l", "/levers",
            where=Where.CHAT, footer=True),
     Action("side", "Side panel", "Show or hide the panel beside the chat.", "ctrl+b", "/panel", where=Where.CHAT),

@@ -90,6 +90,8 @@ class MetraleApp(App[None]):
         self._switcher: ContentSwitcher | None = None
         self._followed = True
         self._following = False
+        self._themed = False
+        """Whether the remembered theme is on, so that the next change is the user's."""
 
     # ---- building
 
@@ -114,6 +116,7 @@ class MetraleApp(App[None]):
         self.register_theme(LIGHT)
         chosen = self.store.preferences().theme
         self.theme = chosen if chosen in self.available_themes else DARK.name
+        self.call_after_refresh(setattr, self, "_themed", True)
         if self.mode_name == "chat":
             editor = self.query_one(Editor)
             editor.recall_from(self.store.history())
@@ -134,6 +137,8 @@ class MetraleApp(App[None]):
             self._follow_soon()
         if isinstance(event, wire.Done) and self.state.conversation is not before.conversation:
             self.chat.keep()
+        if self.state.ready and not before.ready:
+            self.call_later(self.chat.became_ready)
         if isinstance(event, wire.Welcome) and self.mode_name == "replay":
             self.send(wire.Replay(run=self.replay_run, action="start"))
         if not isinstance(event, wire.Delta | wire.Stats | wire.GateView | wire.Requests | wire.Log):
@@ -301,6 +306,10 @@ class MetraleApp(App[None]):
             self.store.remember(event.text)
             editor.clear()
 
+    @on(Editor.Left)
+    def _left(self) -> None:
+        self.leave()
+
     @on(LeverList.Asked)
     def _lever_asked(self, event: LeverList.Asked) -> None:
         self.ask_lever(event.name, event.value, event.seen)
@@ -310,7 +319,7 @@ class MetraleApp(App[None]):
         self.notify(event.message, severity="error", markup=False)
 
     def watch_theme(self, theme: str) -> None:
-        if self.is_running and theme != self.store.preferences().theme and not self.is_headless:
+        if self._themed and not self.is_headless:
             self.store.prefer(Preferences(theme=theme))
 
     def leave(self) -> None:

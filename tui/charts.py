@@ -68,7 +68,7 @@ def chart(
     marked = {column: mark.label for mark in marks if (column := frame.column(mark.time)) is not None}
     lines: list[list[Part]] = []
     for row in range(height - 1, -1, -1):
-        label = words.number(top, 0 if top >= 10 else 1) if row == height - 1 else "0" if row == 0 else ""
+        label = axis_label(top) if row == height - 1 else "0" if row == 0 else ""
         lines.append([(f"{label:>{AXIS - 2}} ", "$quiet"), *_row(frame, row, height, top, marked, base, color)])
     if marked:
         lines.insert(0, [(" " * (AXIS - 1), ""), (_flags(marked, len(frame.values)), "$text-accent")])
@@ -113,6 +113,10 @@ def beside(label: str, style: str, picture: Content) -> Content:
     blank = " " * len(label)
     named = [Content.assemble((label if line is lines[-1] else blank, style), line) for line in lines]
     return Content("\n").join(named)
+
+
+def axis_label(top: float) -> str:
+    return words.number(top, 0) if top >= 10 else f"{top:.2g}"
 
 
 def time_axis(width: int, span_s: float) -> Content:

@@ -33,6 +33,7 @@ CODE = re.compile(r"^(`{3,}|~{3,})[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTAL
 class ChatActions:
     def __init__(self, app: MetraleApp) -> None:
         self.app = app
+        self._early = ""
         self.handlers: dict[str, Handler] = {
             "stop": self.stop,
             "levers_focus": self.levers_focus,
@@ -58,7 +59,10 @@ class ChatActions:
     # ---- speaking
 
     def say(self, text: str) -> bool:
-        """Adds the user's turn and asks for a reply; False (and a word why) when that cannot be now."""
+        """Adds the user's turn and asks for a reply; False (and a word why) when that cannot be now.
+
+        Before the model is ready the text stays in the input and goes out by itself if it is still the same then."""
+        self._early = "" if self.app.state.ready else text
         if not self._can_ask():
             return False
         request_id = self.app.fresh_id()
@@ -66,10 +70,17 @@ class ChatActions:
         self._ask(request_id)
         return True
 
+    async def became_ready(self) -> None:
+        """Sends what was entered too early."""
+        early, self._early = self._early, ""
+        for editor in self.app.query(Editor):
+            if early and editor.text.strip() == early:
+                editor.post_message(Editor.Submitted(early))
+
     def _can_ask(self) -> bool:
         state = self.app.state
         if not state.ready:
-            self.app.notify("The model is not ready yet; your text stays in the input.", severity="warning")
+            self.app.notify("This is sent as soon as the model is ready.")
             return False
         if state.reply is not None and state.reply.running:
             self.app.notify("The model is still speaking; Esc stops it.", severity="warning")

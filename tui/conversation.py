@@ -14,6 +14,8 @@ class Reply:
     """One answer of the model, while it streams and after."""
 
     request_id: str
+    run: str = ""
+    """Id of the engine's run, to which the step numbers of the tokens belong."""
     asked: float = 0.0
     """Unix seconds, this machine's clock, like the two below."""
     first_at: float = 0.0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
+
+from textual.widgets import TextArea
 
 from engine.protocol import wire
 from tui.panels import PANES
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 Handler = Callable[[str], Awaitable[None]]
 SPANS_S = (60.0, 180.0, 600.0)
 SEEK_S = 10.0
+AGAIN_S = 2.0
+"""How soon the second Ctrl+C must follow the first."""
 
 
 class ScreenActions:
@@ -22,6 +27,7 @@ class ScreenActions:
         self.app = app
         self.span_s = SPANS_S[0]
         self._paused, self._speed = False, 1.0
+        self._interrupted = -AGAIN_S
         panes: dict[str, Handler] = {f"go_{name}": partial(self._go, name) for name in PANES}
         self.handlers: dict[str, Handler] = panes | {
             "help": self.help,
@@ -30,6 +36,7 @@ class ScreenActions:
             "span": self.span,
             "theme": self.theme,
             "quit": self.quit,
+            "interrupt": self.interrupt,
             "replay_toggle": self.replay_toggle,
             "replay_back": partial(self._seek, -SEEK_S),
             "replay_forward": partial(self._seek, SEEK_S),
@@ -68,6 +75,25 @@ class ScreenActions:
 
     async def quit(self, argument: str) -> None:
         self.app.leave()
+
+    async def interrupt(self, argument: str) -> None:
+        """One key that means what is nearest: copy, stop, clear; pressed twice with nothing to do, leave."""
+        app, reply, now = self.app, self.app.state.reply, monotonic()
+        focused = app.focused
+        marked = focused.selected_text if isinstance(focused, TextArea) else ""
+        marked = marked or app.screen.get_selected_text() or ""
+        if marked:
+            app.copy_to_clipboard(marked)
+            app.notify("Copied what was marked.")
+        elif app.pane == "chat" and reply is not None and reply.running:
+            await app.perform("stop", "")
+        elif isinstance(focused, TextArea) and focused.text and app.pane == "chat":
+            focused.clear()
+        elif now - self._interrupted < AGAIN_S:
+            app.leave()
+        else:
+            self._interrupted = now
+            app.notify("Press Ctrl+C again to leave.", timeout=AGAIN_S)
 
     # ---- replay
 

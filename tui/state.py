@@ -21,6 +21,7 @@ HISTORY_FRAMES = 2400
 """Ten minutes of `Stats` at 4 Hz."""
 EVENT_LIMIT = 500
 LOG_LIMIT = 2000
+QUERY_LIMIT = 200
 
 
 class Phase(StrEnum):
@@ -255,7 +256,8 @@ def _sent(state: State, event: Sent, now: float) -> State:
                 return state
             return replace(state, pending={**state.pending, name: Pending(change_id, name, None, now)})
         case wire.Query(query_id=query_id, sql=sql):
-            return replace(state, queries={**state.queries, query_id: QueryRun(query_id, sql, now)})
+            kept = {name: run for name, run in list(state.queries.items())[-QUERY_LIMIT + 1 :] if name != query_id}
+            return replace(state, queries={**kept, query_id: QueryRun(query_id, sql, now)})
         case wire.Stop(request_id=request_id):
             return _folded(state, event.message, request_id, now)
         case _:
@@ -342,7 +344,7 @@ def _query_result(state: State, event: wire.QueryResult, now: float) -> State:
 
 
 def _said(state: State, event: Said, now: float) -> State:
-    turns = (*state.conversation.turns, Turn("user", event.text), _awaited(event.request_id, now))
+    turns = (*state.conversation.turns, Turn("user", event.text), _awaited(state, event.request_id, now))
     return replace(state, conversation=replace(state.conversation, turns=turns, updated=now))
 
 
@@ -350,12 +352,13 @@ def _retold(state: State, event: Retold, now: float) -> State:
     turns = state.conversation.turns
     while turns and turns[-1].role == "assistant":
         turns = turns[:-1]
-    turns = (*turns, _awaited(event.request_id, now))
+    turns = (*turns, _awaited(state, event.request_id, now))
     return replace(state, conversation=replace(state.conversation, turns=turns, updated=now))
 
 
-def _awaited(request_id: str, now: float) -> Turn:
-    return Turn("assistant", "", Reply(request_id=request_id, asked=now))
+def _awaited(state: State, request_id: str, now: float) -> Turn:
+    run = state.facts.run_id if state.facts else ""
+    return Turn("assistant", "", Reply(request_id=request_id, run=run, asked=now))
 
 
 def _opened(state: State, event: Opened, now: float) -> State:

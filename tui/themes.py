@@ -46,5 +46,14 @@ def lane_variables(dark: bool) -> dict[str, str]:
     return lanes | {"quiet": "#8d99ab" if dark else "#586273"}
 
 
+ARM_LANES = {"self": "self_spec", "verify": "ngram"}
+"""Arms of the gate whose lane has another name; `ngram:3` is the arm that drafts three by n-gram."""
+
+
+def arm_style(arm: str) -> str:
+    drafter = arm.partition(":")[0]
+    return lane_style(ARM_LANES.get(drafter, drafter))
+
+
 def lane_style(name: str) -> str:
     return f"$lane-{name.replace('_', '-')}" if name in LANE_NAMES else "$foreground"

@@ -145,6 +145,8 @@ def percent(part: float | None, whole: float = 1.0) -> str:
     if part is None or not whole:
         return DASH
     share = 100 * part / whole
+    if 0 < share < 0.1:
+        return "<0.1 %"
     return f"{share:.1f} %" if 0 < share < 10 else f"{share:.0f} %"
 
 

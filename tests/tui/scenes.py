@@ -137,7 +137,8 @@ def stats(frame: int, *, busy: bool = True, time: float | None = None) -> wire.S
     lanes = {
         "ngram": wire.LaneStats(
             steps=max(1, ngram // 2), tokens=ngram, seconds=0.12, drafted=ngram + 3, accepted=ngram - ngram // 3,
-            drafted_at=(ngram // 2 + 1, ngram // 3 + 1, ngram // 4 + 1), accepted_at=(ngram // 2, ngram // 4, ngram // 8),
+            drafted_at=(ngram // 2 + 1, ngram // 3 + 1, ngram // 4 + 1),
+            accepted_at=(ngram // 2, ngram // 4, ngram // 8),
         ),
         "pipelined": wire.LaneStats(steps=made - ngram, tokens=made - ngram, seconds=0.1),
         "plain": wire.LaneStats(steps=frame % 2, tokens=frame % 2, seconds=0.02),
@@ -180,9 +181,9 @@ def gate(frame: int = 0, reason: str = "hold", arm: str = "verify") -> wire.Gate
             wire.ArmView(name="verify", tokens_per_s=46.8, deviation=3.1, age_tokens=12),
             wire.ArmView(name="plain", tokens_per_s=34.2, deviation=1.4, age_tokens=388, stale=False),
         ),
-        margin=0.05,
+        margin=2.4,
         losses=0,
-        depth=3,
+        depth=512,
         width_bucket=4,
         tokens_until_probe=636,
         switches=2,

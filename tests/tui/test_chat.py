@@ -238,8 +238,8 @@ async def test_escape_sequences_of_the_model_reach_neither_screen_nor_file(
         assert "\x1b]52" not in app.export_screenshot()
 
 
-async def test_a_message_before_the_model_is_ready_stays_in_the_input(connected: Make, server: FakeServer) -> None:
-    server.load_s = 30
+async def test_a_message_before_the_model_is_ready_is_sent_once_it_is(connected: Make, server: FakeServer) -> None:
+    server.load_s = 3
     app = connected()
     async with app.run_test(size=WIDE) as pilot:
         await until(pilot, lambda: app.state.loading.stage == "reading weights")
@@ -248,6 +248,8 @@ async def test_a_message_before_the_model_is_ready_stays_in_the_input(connected:
         await pilot.pause(0.1)
         assert app.query_one(Editor).text == "hi"
         assert not server.said(wire.Chat)
+        await until(pilot, lambda: server.said(wire.Chat))
+        await until(pilot, lambda: not app.query_one(Editor).text)
 
 
 async def test_a_cut_connection_is_told_resumed_and_not_repeated(connected: Make, server: FakeServer) -> None:
@@ -324,3 +326,31 @@ async def test_a_question_mark_is_only_a_question_mark_while_typing(connected: M
         await type_text(pilot, "p")
         await pilot.press("question_mark", "3")
         assert app.query_one(Prompt).editor.text == "p?3"
+
+
+async def test_ctrl_c_stops_then_clears_then_leaves(connected: Make, server: FakeServer) -> None:
+    server.tokens_per_s = 20
+    app = connected()
+    async with app.run_test(size=WIDE) as pilot:
+        await until(pilot, lambda: app.state.ready)
+        await type_text(pilot, "hi")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.state.conversation.last_answer)
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: answered(app))
+        await type_text(pilot, "words")
+        await pilot.press("ctrl+c")
+        await until(pilot, lambda: not app.query_one(Editor).text)
+        await pilot.press("ctrl+c", "ctrl+c")
+        await until(pilot, lambda: not app.is_running)
+
+
+async def test_ctrl_d_leaves_only_an_empty_input(connected: Make) -> None:
+    app = connected()
+    async with app.run_test(size=WIDE) as pilot:
+        await type_text(pilot, "ab")
+        await pilot.press("left", "ctrl+d")
+        assert app.query_one(Editor).text == "a"
+        assert app.is_running
+        await pilot.press("backspace", "ctrl+d")
+        await until(pilot, lambda: not app.is_running)

@@ -157,6 +157,7 @@ async def test_the_origins_screen_tells_all_about_the_token_at_the_cursor() -> N
         await until(pilot, lambda: "drafted here" in text(app, "#origin-token"))
         said = text(app, "#origin-token")
         assert "step" in said
+        assert "about this time" in said
         assert "likelihood" in said
         assert "the present arm stays ahead" in said
         before = app.query_one(TokenMap).cursor
@@ -189,3 +190,22 @@ async def test_a_replay_is_started_paused_moved_and_hastened(connected: Make, se
         assert [message.action for message in sent] == ["start", "pause", "seek", "pause"]
         assert sent[0].run == "run-a"
         assert (sent[2].position, sent[3].speed) == (10.0, 2.0)
+
+
+async def test_the_step_of_a_token_is_asked_of_the_telemetry_once(connected: Make, server: FakeServer) -> None:
+    app = connected()
+    async with app.run_test(size=(120, 40)) as pilot:
+        await until(pilot, lambda: app.state.ready)
+        await type_text(pilot, "hi")
+        await pilot.press("enter")
+        await until(pilot, lambda: app.state.reply is not None and app.state.reply.status == "done")
+        await pilot.press("f2")
+        await until(pilot, lambda: "2 of 3 drafts accepted" in text(app, "#origin-token"))
+        said = text(app, "#origin-token")
+        assert "36.3 ms, batch 1" in said
+        assert "MTP, DFlash another drafter was preferred" in said
+        assert "ngram:3: measuring the other arm" in said
+        await pilot.press("right", "left")
+        await pilot.pause(0.5)
+        asked = [m for m in server.said(wire.Query) if isinstance(m, wire.Query) and "lane_steps" in m.sql]
+        assert len({m.query_id for m in asked}) == len(asked)

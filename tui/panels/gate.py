@@ -11,10 +11,9 @@ from tui import charts, words
 from tui.charts import Part
 from tui.panels.chat.side import marks
 from tui.state import State
-from tui.themes import lane_style
+from tui.themes import arm_style
 from tui.widgets import Cell, Panel, muted
 
-ARM_COLORS = {"plain": lane_style("plain"), "verify": lane_style("ngram")}
 SHOWN_DECISIONS = 100
 
 
@@ -47,16 +46,15 @@ def _decided(state: State, now: float) -> str:
 def decision(gate: wire.GateView | None) -> Content:
     if gate is None:
         return Content.styled("The gate has not decided anything yet; it does with the first decode steps.", "$quiet")
-    arm_style = ARM_COLORS.get(gate.arm, "$foreground")
     return charts.join(
         [
-            [muted("arm      "), (gate.arm, f"bold {arm_style}"), muted("   mode "), (gate.mode, "bold"),
-             muted("   drafts per step "), (str(gate.depth), "bold"), muted("   batch up to "),
+            [muted("arm      "), (gate.arm, f"bold {arm_style(gate.arm)}"), muted("   mode "), (gate.mode, "bold"),
+             muted("   context depth "), (f"{words.count(gate.depth)} tokens", "bold"), muted("   batch up to "),
              (str(gate.width_bucket), "bold")],
             [muted("because  "), (words.gate_reason(gate.reason), ""), muted(f"  ({gate.reason})")],
             [muted("next     "), (f"looks again in {words.count(gate.tokens_until_probe)} tokens", "")],
             [muted("switches "), (str(gate.switches), ""), muted("   losses in a row "), (str(gate.losses), ""),
-             muted("   other arm must win by "), (words.percent(gate.margin), "")],
+             muted("   other arm must win by "), (f"{words.number(gate.margin)} tok/s", "")],
         ]
     )  # fmt: skip
 
@@ -67,16 +65,17 @@ def arms(gate: wire.GateView | None, width: int) -> Content:
         return Content.styled("Nothing has been measured yet.", "$quiet")
     top = max((_high(arm) for arm in measured), default=1.0)
     room = max(10, min(50, width - 58))
-    return charts.join(_arm(arm, gate.arm, top, room) for arm in gate.arms)
+    named = max(len(arm.name) for arm in gate.arms)
+    return charts.join(_arm(arm, gate.arm, named, top, room) for arm in gate.arms)
 
 
 def _high(arm: wire.ArmView) -> float:
     return (arm.tokens_per_s or 0.0) + (arm.deviation or 0.0)
 
 
-def _arm(arm: wire.ArmView, chosen: str, top: float, room: int) -> list[Part]:
-    color = ARM_COLORS.get(arm.name, "$foreground")
-    name: list[Part] = [("› " if arm.name == chosen else "  ", "bold $accent"), (f"{arm.name:<8}", color)]
+def _arm(arm: wire.ArmView, chosen: str, named: int, top: float, room: int) -> list[Part]:
+    color = arm_style(arm.name)
+    name: list[Part] = [("› " if arm.name == chosen else "  ", "bold $accent"), (f"{arm.name:<{named}} ", color)]
     if arm.tokens_per_s is None:
         return [*name, muted("unmeasured")]
     spread = f" ± {words.number(arm.deviation)}" if arm.deviation is not None else ""
@@ -111,7 +110,7 @@ def past(state: State) -> Content:
         return Content.styled("none", "$quiet")
     newest = state.decisions[-1].time
     return charts.join(
-        [muted(f"{words.seconds(newest - gate.time):>8} before  "), (f"{gate.arm:<8}", ARM_COLORS.get(gate.arm, "")),
+        [muted(f"{words.seconds(newest - gate.time):>8} before  "), (f"{gate.arm:<10}", arm_style(gate.arm)),
          (words.gate_reason(gate.reason), "")]
         for gate in reversed(state.decisions[-SHOWN_DECISIONS:])
     )  # fmt: skip

@@ -95,7 +95,7 @@ def _rows(state: State, latest: wire.Stats) -> list[tuple[str, list[list[Part]]]
     prompts = f"{words.number(seen.prefill_tokens_per_s)} tok/s"
     return [
         ("throughput", [_pair("now", f"{words.number(latest.tokens_per_s)} tok/s"),
-                        _pair(words.seconds(WINDOW_S), f"{words.number(seen.tokens_per_s)} tok/s"),
+                        _pair(f"last {words.seconds(WINDOW_S)}", f"{words.number(seen.tokens_per_s)} tok/s"),
                         _pair("plain", f"{words.number(latest.plain_tokens_per_s)} tok/s"), _pair("prompts", prompts)]),
         ("TTFT", _quantiles(latest.ttft)),
         ("TPOT", _quantiles(latest.tpot)),

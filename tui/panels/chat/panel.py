@@ -107,6 +107,6 @@ def _progress(state: State, now: float) -> Content:
             (f" {words.percent(share):>5}", "bold"),
             muted(amount),
         ],
-        [muted("You may write already; it is sent when you press Enter after loading.")],
+        [muted("You may write already; Enter sends it as soon as the model is ready.")],
     ]
     return charts.join(lines)

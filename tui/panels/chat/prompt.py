@@ -28,6 +28,9 @@ class Editor(TextArea):
     class Submitted(Message):
         text: str
 
+    class Left(Message):
+        """The user is done."""
+
     def __init__(self) -> None:
         super().__init__(placeholder="Say something, or / for commands", highlight_cursor_line=False)
         self.prompt: Prompt | None = None
@@ -58,6 +61,13 @@ class Editor(TextArea):
         """Whether this arrow would leave the text, and so means the line typed before or after."""
         row = self.cursor_location[0]
         return (key == "up" and row == 0) or (key == "down" and row == self.document.line_count - 1)
+
+    def action_delete_right(self) -> None:
+        """Ctrl+D: deletes, and leaves when there is nothing to delete, as shells do."""
+        if self.text:
+            super().action_delete_right()
+        else:
+            self.post_message(self.Left())
 
     def fill(self, text: str) -> None:
         self.load_text(text)

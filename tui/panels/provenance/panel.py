@@ -11,15 +11,20 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.timer import Timer
 
 from engine.protocol.events import Token
 from tui import charts, words
 from tui.charts import Part
 from tui.conversation import Reply
+from tui.panels.provenance.step import gate_line, known, passed_over, query, step_line, wanted
 from tui.panels.provenance.token_map import TokenMap, underline
 from tui.state import State
 from tui.themes import lane_style
 from tui.widgets import Cell, Panel, muted
+
+REST_S = 0.15
+"""How long the cursor rests on a token before its step is asked for."""
 
 
 class ProvenancePanel(Panel):
@@ -32,6 +37,7 @@ class ProvenancePanel(Panel):
         super().__init__(id=id)
         self._back = 0
         """How many replies before the last one is shown."""
+        self._asking: Timer | None = None
 
     def compose(self) -> ComposeResult:
         yield Cell(id="origin-legend", classes="box")
@@ -40,6 +46,7 @@ class ProvenancePanel(Panel):
 
     def landed(self) -> None:
         self.query_one(TokenMap).focus()
+        self._ask_soon()
 
     def show(self, state: State, now: float) -> None:
         replies = _replies(state)
@@ -55,14 +62,29 @@ class ProvenancePanel(Panel):
         index = tokens_map.cursor
         token = tokens[index] if index < len(tokens) else None
         self.title("#origin-token", f"Token {index + 1} of {len(tokens)}" if token else "Token")
-        self.query_one("#origin-token", Cell).put(detail(reply, index, token))
+        self.query_one("#origin-token", Cell).put(detail(state, reply, index, token))
 
     @on(TokenMap.Moved)
     def _moved(self) -> None:
+        self._ask_soon()
         self.metrale.repaint()
+
+    def _ask_soon(self) -> None:
+        """Asks for the step under the cursor once the cursor rests."""
+        if self._asking is not None:
+            self._asking.stop()
+        self._asking = self.set_timer(REST_S, self._ask)
+
+    def _ask(self) -> None:
+        state = self.metrale.state
+        replies, cursor = _replies(state), self.query_one(TokenMap).cursor
+        reply = replies[-1 - self._back] if replies else None
+        if reply is not None and cursor < len(reply.tokens) and wanted(state, reply, reply.tokens[cursor].step):
+            self.send(query(reply, reply.tokens[cursor].step))
 
     def action_reply(self, by: int) -> None:
         self._back -= by
+        self._ask_soon()
         self.metrale.repaint()
 
 
@@ -87,11 +109,15 @@ def legend(tokens: tuple[Token, ...]) -> Content:
     return charts.join([lanes, marks])
 
 
-def detail(reply: Reply | None, index: int, token: Token | None) -> Content:
+def detail(state: State, reply: Reply | None, index: int, token: Token | None) -> Content:
     if reply is None or token is None:
-        return Content("\n\n\n")
-    seen = {t.id: words.harmless(t.text) for t in reply.tokens if t.text}
-    return charts.join([_what(token), _origin(token), _likely(token, seen), _refused(token, seen), _gate(reply, index)])
+        return Content("\n" * 6)
+    seen = {t.id: words.harmless(t.text) for each in _replies(state) for t in each.tokens if t.text}
+    row = known(state, reply, token.step)
+    return charts.join(
+        [_what(token), _origin(token), _likely(token, seen), _refused(token, seen),
+         step_line(row, token.step), passed_over(row), gate_line(row, reply, index)]
+    )  # fmt: skip
 
 
 def _what(token: Token) -> list[Part]:
@@ -102,8 +128,8 @@ def _what(token: Token) -> list[Part]:
 
 def _origin(token: Token) -> list[Part]:
     place = "the model's own token" if token.draft == 0 else f"draft {token.draft} of its step, accepted"
-    return [muted("origin     "), (words.lane(token.lane), f"bold {lane_style(token.lane)}"), (f", {place}", ""),
-            muted(f", step {words.count(token.step)}")]  # fmt: skip
+    lane = (words.lane(token.lane), f"bold {lane_style(token.lane)}")
+    return [muted("origin     "), lane, (f", {place}", "")]
 
 
 def _likely(token: Token, seen: Mapping[int, str]) -> list[Part]:
@@ -123,14 +149,6 @@ def _refused(token: Token, seen: Mapping[int, str]) -> list[Part]:
         return [muted("refused    no draft was refused here")]
     drafts = "  ".join(_named(draft, seen) for draft in token.rejected)
     return [muted("refused    "), (drafts, "$text-error strike"), muted("  drafted here; the model said otherwise")]
-
-
-def _gate(reply: Reply, index: int) -> list[Part]:
-    gate = reply.decision_at(index)
-    if gate is None:
-        return [muted("gate       not known for this token")]
-    return [muted("gate       "), (gate.arm, "bold"), muted(f", {gate.mode}, {gate.depth} drafts: "),
-            (words.gate_reason(gate.reason), "")]  # fmt: skip
 
 
 def _named(token_id: int, seen: Mapping[int, str]) -> str:
