@@ -25,6 +25,8 @@ from engine.levers.spec import Value
 from engine.protocol.commands import Submit
 from engine.runtime.build import EngineOptions
 from engine.server.app import Parts, Server
+from engine.server.broker import NotReadyError
+from engine.server.idle import NoEngine
 from engine.server.link import ProcessLink, split_cores
 from engine.server.ports import EncodedPrompt, PromptError, QueryAnswer, QueryRefusedError
 from engine.server.replay import Recorded
@@ -42,7 +44,8 @@ NICENESS = 5
 class ServeOptions:
     """Everything that `metrale serve` decides before anything starts."""
 
-    model: Path
+    model: Path | None
+    """None: no engine, recorded runs only."""
     database: Path
     levers: Mapping[str, Value]
     sources: Mapping[str, Source]
@@ -70,7 +73,7 @@ async def _serve(
 ) -> int:
     engine_cores, own_cores = split_cores()
     text = _Text(options.model)
-    link = ProcessLink(_engine_options(options, engine_cores))
+    link = ProcessLink(_engine_options(options, engine_cores)) if options.model else NoEngine()
     server = Server(Parts(link, telemetry, lambda: text, access, _pages()))
     runner = _Runner(config_of(server.application()), server)
     if leash:
@@ -156,7 +159,7 @@ def _owning(options: ServeOptions, port: int) -> Iterator[None]:
 class _Text:
     """The tokenizer of a model file, read when first needed; safe from any thread."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path | None) -> None:
         self._model = model
         self._guard = threading.Lock()
 
@@ -164,6 +167,8 @@ class _Text:
     def _text(self) -> Any:
         from engine.text import load_text
 
+        if self._model is None:
+            raise NotReadyError("No model is loaded here.")
         return load_text(self._model)
 
     def _loaded(self) -> Any:

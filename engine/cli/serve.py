@@ -37,12 +37,13 @@ def engine_options(function: Any) -> Any:
 @click.option("--read-token", envvar="METRALE_READ_TOKEN", default="", help="Token that allows looking only.")
 @click.option("--no-tui", is_flag=True, help="A plain log instead of the operator screen.")
 @click.option("--leash", is_flag=True, hidden=True, help="Leave when standard input closes.")
+@click.option("--no-engine", is_flag=True, hidden=True, help="Recorded runs only.")
 @click.option("--fd", type=int, default=-1, hidden=True, help="A listening socket that was inherited.")
 @db_option
 @engine_options
 @lever_options
 def serve(
-    model: str, host: str, port: int, no_tui: bool, leash: bool, fd: int, database: Path | None, preset: str | None,
+    model: str, host: str, port: int, no_tui: bool, leash: bool, no_engine: bool, fd: int, database: Path | None, preset: str | None,
     **options: Any,
 ) -> int:  # fmt: skip
     """Serve API, page and wire on one port. MODEL is a known name, a GGUF file or a Hugging Face directory."""
@@ -51,7 +52,7 @@ def serve(
     levers, sources = lever_values(options, preset)
     if sys.stdout.isatty() and sys.stdin.isatty() and not no_tui and fd < 0:
         return _with_screen(model, host, port, database, options, preset)
-    file = find_model(model)
+    file = None if no_engine else find_model(model)
     from engine.cli.compose import ServeOptions
     from engine.cli.compose import serve as run
 
