@@ -211,7 +211,7 @@ class Arbiter:
             self._settle_left = SETTLE_STEPS
             self._start_over(depth)
         elif is_other_depth(self._depth_anchor, depth):
-            promises.costs.restart()
+            promises.costs.note_return()
             self._start_over(depth)
         self._depth = depth
         promises.note(bucket, width, match_len)

@@ -19,6 +19,8 @@ SPREAD_WEIGHT: Final = 0.06
 CURVE_STEPS: Final = 8
 """Costs move slowly, so the lines through them are drawn anew every few steps only."""
 CURIOSITY: Final = 1.0
+RETURN_WEIGHT: Final = 0.3
+RETURN_STEPS: Final = 8
 MOST_COUNTED: Final = 20
 HALF_LIFE_STEPS: Final = 1024
 UNMEASURED_HOPE: Final = 0.3
@@ -94,6 +96,11 @@ class CostTable:
     """Relative deviation of single steps."""
     step: int = 0
     _curves: dict[DrafterName | None, _Curve] = field(default_factory=dict)
+    _returning: int = 0
+
+    def note_return(self) -> None:
+        """Conditions changed while the costs were not watched: take the next surprises for the machine's speed."""
+        self._returning = RETURN_STEPS
 
     def add(self, arm: ArmKey, drafted: int, wall_ns: int, draft_ns: int, step: int) -> None:
         """Take in a step that made `drafted` drafts in `draft_ns` and verified `arm.drafts` of them."""
@@ -102,7 +109,8 @@ class CostTable:
         sample = float(wall_ns - draft_ns)
         if cost.samples >= FIRST_SAMPLES:
             surprise = min(max(sample / (cost.value * self.scale), 1 / HICCUP), HICCUP)
-            self.scale *= surprise**COMMON_WEIGHT
+            self.scale *= surprise ** (RETURN_WEIGHT if self._returning else COMMON_WEIGHT)
+            self._returning = max(0, self._returning - 1)
             self.spread += SPREAD_WEIGHT * (abs(math.log(surprise)) - self.spread)
         else:
             self._curves.clear()
@@ -127,15 +135,6 @@ class CostTable:
     def step_ns(self, drafter: DrafterName | None, drafts: int) -> float | None:
         curve = self.curve(drafter, drafts)
         return curve.expected[drafts] * self.scale if curve else None
-
-    def restart(self) -> None:
-        """Let the next sample of every cost replace what is believed."""
-        self._curves.clear()
-        for cost in self.verify.values():
-            cost.restart()
-        for costs in self.drafting.values():
-            for cost in costs.values():
-                cost.restart()
 
     def restart_plain(self) -> None:
         if 0 in self.verify:

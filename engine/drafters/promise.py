@@ -39,6 +39,7 @@ class Promises:
         """Look at a step to come."""
         if bucket != self.bucket or not self.tables:
             self.costs = self.tables.setdefault(bucket, CostTable())
+            self.costs.note_return()
         self.bucket, self.width, self.match_len = bucket, max(width, 1), match_len
 
     def accepts(self, drafter: DrafterName) -> PositionAcceptance:
