@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output
@@ -14,11 +17,17 @@ from engine.model.gguf import GGUFFile
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import rope_frequencies
 from engine.model.native.build import BuildError
-from engine.model.native.library import PARTS, KvType, NativeModel, ShapeArgs, StepArgs, load
+from engine.model.native.library import PARTS, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
 from engine.model.quant import fill, unsupported
 
 _KV_DTYPES = {"auto": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_TYPES = {torch.float32: KvType.F32, torch.float16: KvType.F16, torch.bfloat16: KvType.BF16}
+
+WIDE_ABOVE = 1.0
+"""Blocks of 32 activations whose largest value exceeds this many times the root mean square of those of their row are
+multiplied in 16 bits, the others in 8. Argmax agreement with float32 and time of a step of 1 and 4 rows on one thread,
+default model, 2,306 positions of prompts: none 0.966, 3.3 and 4.9 ms; 1.0 0.984, 3.6 and 5.1; 0.7 0.989, 3.7 and 5.9;
+all (0) 0.999, 3.6 and 6.6."""
 
 
 class NativeBackend:
@@ -28,30 +37,38 @@ class NativeBackend:
     """
 
     def __init__(
-        self, config: ModelConfig, file: GGUFFile, kv: PagedKV, threads: int, variant: str | None = None
+        self,
+        config: ModelConfig,
+        file: GGUFFile,
+        kv: PagedKV,
+        threads: int,
+        variant: str | None = None,
+        wide_above: float = WIDE_ABOVE,
     ) -> None:
+        """`variant` forces an instruction-set level; `wide_above` 0 keeps all activations in 16 bits."""
         self.config = config
         self.kv = kv
         self.device = torch.device("cpu")
         cos, sin = rotary_tables(config, file)
-        self.model = NativeModel(_shape(config, kv, threads), cos, sin, variant)
+        self.model = NativeModel(_shape(config, kv, threads, wide_above), cos, sin, variant)
         for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
             self.model.set_cache(layer, keys.data_ptr(), values.data_ptr())
         fill(self.model, file)
         kind = file.info("blk.0.attn_q.weight").type_name
         self.name = f"native {kind} {self.model.variant}"
         self._all_layers = np.arange(config.num_layers, dtype=np.int32)
-        self._part_ns: np.ndarray[tuple[int], np.dtype[np.int64]] | None = None
+        self._part_ns: npt.NDArray[np.int64] | None = None
 
     def run(self, batch: Batch) -> Output:
         """Raises `NativeError` for a batch that names tokens, blocks, rows or layers that do not exist."""
+        _check(batch, self._all_layers if batch.layers is None else batch.layers)
         rows, wanted, taps = batch.tokens.numel(), len(batch.logit_rows), len(batch.taps)
         argmax = torch.empty(wanted, dtype=torch.int64)
         logits = None if batch.greedy or not wanted else torch.empty(wanted, self.config.vocab_size)
         hidden = torch.empty(rows, taps, self.config.hidden_size) if taps else None
         tokens, tables = batch.tokens.contiguous(), batch.block_tables.contiguous()
-        numbers = [np.asarray(part, np.int32) for part in (batch.row_offsets, batch.starts, batch.logit_rows, batch.taps)]
-        offsets, starts, logit_rows, tap_layers = numbers
+        offsets, starts = np.asarray(batch.row_offsets, np.int32), np.asarray(batch.starts, np.int32)
+        logit_rows, tap_layers = np.asarray(batch.logit_rows, np.int32), np.asarray(batch.taps, np.int32)
         layers = self._all_layers if batch.layers is None else np.asarray(batch.layers, np.int32)
         self.model.step(
             StepArgs(
@@ -117,7 +134,7 @@ def _open_file(path: Path) -> GGUFFile:
     return file
 
 
-def rotary_tables(config: ModelConfig, file: GGUFFile) -> tuple[np.ndarray, np.ndarray]:
+def rotary_tables(config: ModelConfig, file: GGUFFile) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
     """Cosines and sines, float32 `[max_context, head_dim / 2]`."""
     scaling = config.rope_scaling
     factors = None
@@ -127,7 +144,23 @@ def rotary_tables(config: ModelConfig, file: GGUFFile) -> tuple[np.ndarray, np.n
     return angles.cos().numpy(), angles.sin().numpy()
 
 
-def _shape(config: ModelConfig, kv: PagedKV, threads: int) -> ShapeArgs:
+def _check(batch: Batch, layers: Sequence[int] | npt.NDArray[Any]) -> None:
+    """What the library cannot see behind its pointers: how long and of which type the arrays are."""
+    segments = len(batch.row_offsets) - 1
+    if batch.tokens.dtype != torch.int64 or batch.tokens.ndim != 1:
+        raise NativeError(f"tokens must be int64 [rows], not {batch.tokens.dtype} {list(batch.tokens.shape)}")
+    if batch.block_tables.dtype != torch.int32 or batch.block_tables.ndim != 2:
+        raise NativeError(f"block tables must be int32 [segments, blocks], not {batch.block_tables.dtype}")
+    if segments < 1 or batch.block_tables.shape[0] != segments or len(batch.starts) != segments:
+        raise NativeError(
+            f"{segments} segments come with {len(batch.starts)} starts and {batch.block_tables.shape[0]} block tables"
+        )
+    missing = sorted(set(batch.taps) - {int(layer) for layer in layers})
+    if missing or list(batch.taps) != sorted(batch.taps):
+        raise NativeError(f"taps {list(batch.taps)} must rise and name layers that run")
+
+
+def _shape(config: ModelConfig, kv: PagedKV, threads: int, wide_above: float) -> ShapeArgs:
     return ShapeArgs(
         layers=config.num_layers,
         hidden=config.hidden_size,
@@ -143,6 +176,7 @@ def _shape(config: ModelConfig, kv: PagedKV, threads: int) -> ShapeArgs:
         threads=threads,
         rms_eps=config.rms_eps,
         attention_scale=1.0 / math.sqrt(config.head_dim),
+        wide_above=wide_above,
     )
 
 

@@ -18,7 +18,7 @@ enum VectorSlot : int32_t { kAttnNorm, kFfnNorm, kQNorm, kKNorm, kBq, kBk, kBv, 
 struct ShapeArgs {
     int32_t layers, hidden, ffn, heads, kv_heads, head_dim, vocab, max_context;
     int32_t block_size, num_blocks, kv_type, threads;
-    float rms_eps, attention_scale;
+    float rms_eps, attention_scale, wide_above;
 };
 
 struct MatrixArgs {

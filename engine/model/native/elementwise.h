@@ -34,15 +34,10 @@ inline float inverse_rms(const float* x, int count, float eps) {
     return 1.0f / __builtin_sqrtf(sum(even + odd) / static_cast<float>(count) + eps);
 }
 
-// How far a block's largest value must exceed the row's root mean square of those for the block to be wide.
-#ifndef METRALE_WIDE
-#define METRALE_WIDE 1.0f
-#endif
-
-// What rounding left over, in 256ths; a rest of one half would be 128 and is kept in a byte's range.
+// What rounding left over, in 256ths, kept within [-127, 127]: half a unit would be 128.
 inline F rest_of(F exact, F whole) {
-    const F zero = splat(0.0f);
-    return zero - max(zero - round((exact - whole) * splat(256.0f)), splat(-127.0f));
+    const F zero = splat(0.0f), bound = splat(-127.0f);
+    return zero - max(zero - max(round((exact - whole) * splat(256.0f)), bound), bound);
 }
 
 // Quantises a block whose largest absolute value is `top`.
@@ -62,7 +57,8 @@ inline void quantise_block(QuantBlock& to, F first, F second, float top, bool wi
     to.sum = to.scale * static_cast<float>(total);
 }
 
-// Quantises one row, 32 values a block; `value(i)` gives lanes i..i+15 of the row.
+// Quantises one row, 32 values a block; `value(i)` gives lanes i..i+15 of the row. A block is wide where its largest
+// value exceeds `to.wide_above` times the root mean square of those of the row.
 template <class Value>
 inline void quantise(Activations& to, int64_t row, Value&& value) {
     float squares = 0.0f;
@@ -71,7 +67,7 @@ inline void quantise(Activations& to, int64_t row, Value&& value) {
         to.at(row, b).scale = top;
         squares += top * top;
     }
-    const float limit = METRALE_WIDE * __builtin_sqrtf(squares / static_cast<float>(to.blocks));
+    const float limit = to.wide_above * __builtin_sqrtf(squares / static_cast<float>(to.blocks));
     for (int b = 0; b < to.blocks; ++b) {
         QuantBlock& block = to.at(row, b);
         quantise_block(block, value(b * kBlock), value(b * kBlock + 16), block.scale, block.scale > limit);

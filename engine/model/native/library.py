@@ -50,6 +50,7 @@ class ShapeArgs(ctypes.Structure):
         *((name, c_int32) for name in ("max_context", "block_size", "num_blocks", "kv_type", "threads")),
         ("rms_eps", c_float),
         ("attention_scale", c_float),
+        ("wide_above", c_float),
     ]
 
 

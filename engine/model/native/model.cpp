@@ -218,7 +218,8 @@ METRALE_API int metrale_embed(Model* model, const int64_t* tokens, int64_t count
 }
 
 METRALE_API int metrale_head(Model* model, const float* hidden, int64_t rows, float* logits) {
-    if (check_ready(*model) || make_room(*model, rows, rows)) return 1;
+    if (!model->head_matrix().quants) return fail(*model, "the model has no head");
+    if (make_room(*model, rows, rows)) return 1;
     model->variant->head(*model, hidden, rows, logits);
     return 0;
 }

@@ -23,7 +23,8 @@ class Layout {  // measures on the first pass (base null), hands out pointers on
     size_t used_ = 0;
 };
 
-void lay_out_activations(Layout& layout, Activations& a, int64_t rows, int64_t cols) {
+void lay_out_activations(Layout& layout, const Model& model, Activations& a, int64_t rows, int64_t cols) {
+    a.wide_above = model.shape.wide_above;
     a.data = layout.take<QuantBlock>((rows + kRowGroup - 1) / kRowGroup * kRowGroup * (cols / kBlock));
 }
 
@@ -38,8 +39,8 @@ void lay_out(Layout& layout, const Model& model, Scratch& s, int64_t rows, int64
     s.segment_of = layout.take<int32_t>(rows);
     s.position = layout.take<int32_t>(rows);
     s.best = layout.take<Best>(kMaxHeadChunks * logit_rows);
-    lay_out_activations(layout, s.shared, rows, widest);
-    for (int t = 0; t < model.pool->threads(); ++t) lay_out_activations(layout, s.own[t], kOwnRoom, widest);
+    lay_out_activations(layout, model, s.shared, rows, widest);
+    for (int t = 0; t < model.pool->threads(); ++t) lay_out_activations(layout, model, s.own[t], kOwnRoom, widest);
 }
 
 int64_t rounded(int64_t wanted, int64_t had) {

@@ -37,6 +37,7 @@ struct QuantBlock {
 
 struct Activations {  // groups of 8 rows, block by block, so that one pointer reaches the same block of all 8
     int32_t blocks = 0;
+    float wide_above = 0.0f;
     QuantBlock* data = nullptr;  // [rows / 8, blocks, 8]
 
     QuantBlock& at(int64_t row, int64_t block) const {
