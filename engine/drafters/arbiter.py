@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import MatchAcceptance
 from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
+from engine.drafters.gate import GateSettings
 from engine.drafters.promise import Offer, Promises
 from engine.drafters.standing import Base, Delivered, Probe, Standing
-from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
 SETTLE_STEPS: Final = 4
@@ -34,23 +33,8 @@ SUSPECT_STEPS: Final = 8
 VALID_WINDOWS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class ArbiterSettings:
-    window: int = 16
-    dwell: int = 2
-    margin: float = 0.05
-    reprobe_tokens: int = 256
-    refresh_tokens: int = 1024
-
-    @classmethod
-    def of(cls, levers: LeverState) -> ArbiterSettings:
-        return cls(
-            window=levers.int("gate_window"),
-            dwell=levers.int("gate_dwell"),
-            margin=levers.float("gate_margin"),
-            reprobe_tokens=levers.int("gate_reprobe_tokens"),
-            refresh_tokens=levers.int("gate_refresh_tokens"),
-        )
+ArbiterSettings = GateSettings
+"""The arbiter goes by the gate's levers."""
 
 
 class Arbiter:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.bench.gate_sim import Trace, arbiter_time, gate_time, random_trace, report, simulate, time_of
+from engine.bench.gate_sim import arbiter_time, bench_gate, gate_time, time_of
+from engine.bench.gate_trace import Trace, random_trace
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.arms import PLAIN, ArmKey
@@ -63,8 +64,12 @@ def test_a_gate_that_may_not_choose_loses_all_that_choosing_is_worth() -> None:
     assert worst > 0.2
 
 
-def test_the_report_names_what_was_compared() -> None:
-    text = report(simulate(2, first_seed=80_000))
-    assert "2 traces of 2,000 to 6,000 tokens" in text
-    assert "gate, to the better of plain and MTP:K" in text
-    assert "over 3 %" in text
+def test_the_benchmark_names_what_was_compared() -> None:
+    result = bench_gate(traces=2, progress=lambda _: None)
+    assert [row["policy"] for row in result.rows] == [
+        "gate, to the better of plain and MTP:K",
+        "auto, to the better of plain and MTP:3",
+        "auto, to the best of 11 fixed arms",
+    ]
+    assert set(result.rows[0]) == {"policy", "mean", "p50", "p90", "p99", "worst", "over 3 %"}
+    assert "2 simulated traces" in result.text()
