@@ -17,7 +17,7 @@ from textual.widgets import ContentSwitcher, Input, TextArea
 from engine.protocol import wire
 from engine.protocol.commands import Value
 from tui.actions import ACTIONS, BY_NAME, Action, Where, parse_slash
-from tui.bar import key_line, tab_line, top_line
+from tui.bar import key_line, replay_length, tab_line, top_line
 from tui.link import Connection, Link
 from tui.panels import PANES, make_pane
 from tui.panels.chat.panel import ChatPanel
@@ -90,6 +90,7 @@ class MetraleApp(App[None]):
         self._switcher: ContentSwitcher | None = None
         self._followed = True
         self._following = False
+        self._replayed = ""
         self._themed = False
         """Whether the remembered theme is on, so that the next change is the user's."""
 
@@ -137,6 +138,9 @@ class MetraleApp(App[None]):
             self._follow_soon()
         if isinstance(event, wire.Done) and self.state.conversation is not before.conversation:
             self.chat.keep()
+        if isinstance(event, wire.Stats) and event.replay_run and event.replay_run != self._replayed:
+            self._replayed = event.replay_run
+            self.send(replay_length(event.replay_run))
         if self.state.ready and not before.ready:
             self.call_later(self.chat.became_ready)
         if isinstance(event, wire.Welcome) and self.mode_name == "replay":
@@ -233,12 +237,18 @@ class MetraleApp(App[None]):
         self.notify("There is no connection to the engine; this was not sent.", severity="warning")
         return False
 
-    def ask_lever(self, name: str, value: Value, seen: Value | None) -> None:
+    def ask_lever(
+        self, name: str, value: Value, seen: Value | None, *, for_seconds: float = 0.0, guard: float = 0.0
+    ) -> None:
         """Asks for a lever change; the screen shows it as pending until the engine answers."""
         if self.state.role == "read":
             self.notify("This connection may only read; levers need the control token.", severity="warning")
             return
-        self.send(wire.SetLever(change_id=self.fresh_id(), name=name, value=value, expected=seen))
+        self.send(
+            wire.SetLever(
+                change_id=self.fresh_id(), name=name, value=value, expected=seen, for_seconds=for_seconds, guard=guard
+            )
+        )
 
     @staticmethod
     def fresh_id() -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from textual.content import Content
 
-from tui import words
+from engine.protocol import wire
+from tui import charts, words
 from tui.actions import ACTIONS, Action
 from tui.charts import Part
 from tui.state import Phase, State
@@ -20,14 +21,36 @@ def top_line(state: State, now: float, *, held: float, pane: str, width: int) ->
     if held:
         left.append((f" HELD {words.seconds(now - held)}, still recording ", "bold $text-warning"))
     if state.latest is not None and state.latest.replay_run:
-        run = state.latest.replay_run
-        left.append((f" REPLAY {run[:12]} at {words.seconds(state.latest.replay_position)} ", "bold $text-accent"))
+        left += _replay(state, state.latest)
     facts = state.facts
     right = f"{facts.model} on {facts.device} " if facts else ""
     used = sum(len(text) for text, _ in left)
     if used + len(right) >= width:
         right = ""
     return Content.assemble(*left, (" " * max(0, width - used - len(right)), ""), muted(right))
+
+
+REPLAY_LENGTH = "replay length"
+
+
+def replay_length(run: str) -> wire.Query:
+    """Asks how long a recorded run lasted."""
+    name = "".join(char for char in run if char.isalnum() or char in "-_")
+    of_run = f"run = (SELECT max(run) FROM runs WHERE run_id = '{name}')"
+    sql = f"SELECT epoch(max(start)) - epoch(min(start)) FROM lane_steps WHERE {of_run}"
+    return wire.Query(query_id=REPLAY_LENGTH, sql=sql, max_rows=1)
+
+
+def _replay(state: State, latest: wire.Stats) -> list[Part]:
+    """Which run, how far, and a bar once it is known how long the run was."""
+    parts: list[Part] = [(f" REPLAY {latest.replay_run[:8]} ", "bold $text-accent")]
+    asked = state.queries.get(REPLAY_LENGTH)
+    rows = asked.result.rows if asked and asked.result else ()
+    length = rows[0][0] if rows and rows[0] else None
+    if isinstance(length, int | float) and length > 0:
+        parts += charts.bar(latest.replay_position / length, 16, "$accent")
+        return [*parts, (f" {words.seconds(latest.replay_position)} of {words.seconds(length)} ", "")]
+    return [*parts, (f"at {words.seconds(latest.replay_position)} ", "")]
 
 
 def key_line(offered: Iterable[Action], width: int) -> Content:

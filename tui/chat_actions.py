@@ -14,6 +14,7 @@ from engine.levers.spec import LeverError, unknown_lever
 from engine.protocol import wire
 from tui import words
 from tui.actions import SETTINGS
+from tui.change import parse_change
 from tui.panels.chat.prompt import Editor
 from tui.panels.chat.side import Side
 from tui.panels.chat.transcript import Transcript
@@ -200,7 +201,9 @@ class ChatActions:
     def _set_lever(self, name: str, typed: str) -> None:
         lever = self.app.state.levers[name]
         if typed:
-            self.app.ask_lever(name, parse_value(lever, typed), lever.value)
+            change = parse_change(typed)
+            value = parse_value(lever, change.value)
+            self.app.ask_lever(name, value, lever.value, for_seconds=change.for_seconds, guard=change.guard)
             return
         what = LEVERS[name].help if name in LEVERS else lever.help
         self.app.notify(f"{name} is {show_value(lever, lever.value)}: {what} Takes {lever.bounds}.", markup=False)

@@ -169,6 +169,8 @@ class FakeServer:
 def _result(query_id: str, sql: str) -> wire.QueryResult:
     if "boom" in sql:
         return wire.QueryResult(query_id=query_id, error="There is no table called boom.")
+    if "epoch" in sql:
+        return wire.QueryResult(query_id=query_id, columns=("seconds",), rows=((120.0,),))
     if "lane_steps" in sql:
         names = ("lane", "width", "k", "k_reason", "refusals", "drafted", "accepted", "dur_us", "mode", "arm", "reason")
         step = ("ngram", 1, 3, "gate", "mtp:not_chosen dflash:not_chosen", 3, 2, 36308, "plain", "ngram:3", "probe")

@@ -8,6 +8,7 @@ import pytest
 from textual.widgets import DataTable, Input
 
 from engine.protocol import wire
+from tests.tui import scenes
 from tests.tui.conftest import type_text, until
 from tests.tui.fake_server import FakeServer
 from tests.tui.staged import staged
@@ -190,6 +191,18 @@ async def test_a_replay_is_started_paused_moved_and_hastened(connected: Make, se
         assert [message.action for message in sent] == ["start", "pause", "seek", "pause"]
         assert sent[0].run == "run-a"
         assert (sent[2].position, sent[3].speed) == (10.0, 2.0)
+
+
+async def test_a_replay_shows_how_far_it_is() -> None:
+    app = staged("talk", mode="replay")
+    async with app.run_test(size=(120, 40)) as pilot:
+        past = scenes.stats(260)
+        fields = {name: getattr(past, name) for name in past.__struct_fields__}
+        app.receive(wire.Stats(**(fields | {"replay_run": "0123456789ab", "replay_position": 30.0})))
+        await until(pilot, lambda: "at 30 s" in text(app, "#top"))
+        app.receive(wire.QueryResult(query_id="replay length", rows=((120.0,),)))
+        await until(pilot, lambda: "30 s of 2 min" in text(app, "#top"))
+        assert "Play/pause" in text(app, "#keys")
 
 
 async def test_the_step_of_a_token_is_asked_of_the_telemetry_once(connected: Make, server: FakeServer) -> None:

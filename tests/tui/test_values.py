@@ -13,6 +13,7 @@ from engine.protocol.events import Token
 from telemetry.names import Finish, GateReason, Lane, Refusal
 from tests.tui import scenes
 from tui import actions, charts, words
+from tui.change import Change, parse_change
 from tui.conversation import Conversation, Reply, Turn
 from tui.panels.chat.reply_line import reply_line
 from tui.panels.levers.lever_list import parse_value, show_value, stepped
@@ -191,6 +192,25 @@ def test_lever_values_are_shown_with_unit_and_parsed_with_bounds() -> None:
     assert parse_value(LEVERS["think_budget"], "none") == -1
     with pytest.raises(LeverError, match="1 to 15"):
         parse_value(LEVERS["num_drafts"], "99")
+
+
+@pytest.mark.parametrize(
+    ("typed", "change"),
+    [
+        ("6", Change("6")),
+        ("6 for 60s", Change("6", 60.0)),
+        ("6 for 2 min guard 5%", Change("6", 120.0, 0.05)),
+        ("auto --guard 10 --for 30", Change("auto", 30.0, 0.1)),
+        ("4:3,8:1 for 9", Change("4:3,8:1", 9.0)),
+    ],
+)
+def test_a_change_may_be_told_how_to_take_itself_back(typed: str, change: Change) -> None:
+    assert parse_change(typed) == change
+
+
+def test_a_guard_of_everything_is_refused() -> None:
+    with pytest.raises(LeverError, match="below 100"):
+        parse_change("6 guard 200%")
 
 
 # ---- the line under a reply
