@@ -43,6 +43,7 @@ class Page {
     this.scheduled = 0;
     this.frame = 0;
     this.frozen = null;
+    this.connectedAt = 0;
     this.strip = createStrip({ words });
     this.panels = this.#createPanels();
     this.wire = new Wire({
@@ -77,6 +78,7 @@ class Page {
     if (message.type === "load" && message.state === "ready" && this.state.engine.state !== "ready") this.wire.renew();
     if (message.type === "problem") this.say(message.message);
     if (message.type === "lever_refused") this.say(message.message);
+    if (message.type === "welcome" && this.state.engine.state !== "loading") this.connectedAt = now();
     if (message.type === "welcome") queueMicrotask(() => this.panels[this.view].opened?.(this.state));
     this.#apply(message, message.type !== "stats" && message.type !== "requests" && message.type !== "gate" && message.type !== "delta");
   }
@@ -241,7 +243,7 @@ class Page {
     if (word === "disconnected") return [link.message || "The connection was lost.", `${again}${shownAge}`];
     if (word === "refused") return [link.message];
     if (word === "failed") return [engine.message || "The engine failed; the log of the server says why."];
-    if (word === "loading") return loadingWords(engine);
+    if (word === "loading") return loadingWords(engine, at - this.connectedAt);
     if (word === "stale") return ["No new figures, though the connection stands.", `The last came ${age(at - statsAt)}.`];
     if (this.frozen) return ["Paused; figures are still collected, and levers, chat and SQL go on.", `Paused ${age(at - pausedAt)}.`];
     if (word === "replay") return [`Replay of ${replay.run}: these figures are of the past.`];
@@ -359,9 +361,9 @@ class Page {
 
 const wait = (link, at) => span(Math.max(0, Math.ceil(link.retryAt - at)));
 
-function loadingWords(engine) {
-  const words = `The model is loading: ${engine.stage || "it has just begun"}.`;
-  if (!engine.total) return [words];
+function loadingWords(engine, waited) {
+  const words = engine.stage ? `The model is loading: ${engine.stage}.` : "The model is loading.";
+  if (!engine.total) return [words, `This page has waited for ${span(Math.floor(waited))}.`];
   const isBytes = engine.unit === "bytes";
   const [done, total] = [engine.done, engine.total].map(isBytes ? bytes : count);
   return [words, `${done} of ${total}${isBytes ? "" : ` ${engine.unit}`}`];

@@ -15,6 +15,7 @@ export const forgetColours = () => colours.clear();
 
 const TABLE_ROWS = 30;
 const TABLE_MS = 1000;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200];
 const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 
 /**
@@ -22,8 +23,8 @@ const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
  * `stacked` piles them up and fills them.
  */
 export class Chart {
-  constructor({ id, title, unit, series, height = 200, scale = 1, stacked = false, note = "", top = null }) {
-    Object.assign(this, { id, title, unit, series, height, scale, stacked, top });
+  constructor({ id, title, unit, series, height = 200, scale = 1, stacked = false, note = "", top = null, isCount = false }) {
+    Object.assign(this, { id, title, unit, series, height, scale, stacked, top, isCount });
     this.drawn = { history: null, version: -1, seconds: 0 };
     this.tableAt = 0;
     this.tableTimer = null;
@@ -113,7 +114,7 @@ export class Chart {
       },
       axes: [
         { ...axis, font, size: 22, gap: 4, space: 84, values: (_, splits) => splits.map(clock) },
-        { ...axis, font, size: 46, gap: 6, space: 34, values: (_, splits) => splits.map(number) },
+        { ...axis, font, size: 46, gap: 6, space: 34, ...(this.isCount ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map(number) },
       ],
       series: [{}, ...this.#lines()],
       hooks: { draw: [(plot) => this.#drawMarks(plot)], setCursor: [(plot) => this.#moved(plot.cursor.idx)] },

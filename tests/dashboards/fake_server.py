@@ -242,16 +242,16 @@ def stats(index: int = 0, when: float | None = None, window_s: float = 0.1, **ch
 def gate(**changes: object) -> wire.GateView:
     values: dict[str, object] = {
         "time": time.time(),
-        "mode": "auto",
+        "mode": "verify",
         "arm": "verify",
         "reason": GateReason.HOLD,
         "arms": (
             wire.ArmView(name="verify", tokens_per_s=52.6, deviation=3.1, age_tokens=12),
             wire.ArmView(name="plain", tokens_per_s=41.2, deviation=1.4, age_tokens=640, stale=True),
         ),
-        "margin": 0.05,
+        "margin": 2.6,
         "losses": 0,
-        "depth": 3,
+        "depth": 310,
         "width_bucket": 4,
         "tokens_until_probe": 384,
         "switches": 2,

@@ -106,14 +106,15 @@ async def test_lanes_show_acceptance_by_position_and_why_not_in_words(page: Page
 
 async def test_the_gate_shows_both_arms_with_spread_and_its_reason_in_words(page: Page, server: FakeServer) -> None:
     await opened(page, server, "gate")
-    await server.send(gate(), gate(reason=GateReason.SWITCH, arm="plain"))
-    await page.until("document.querySelector('#panel-gate').textContent.includes('switched')")
+    await server.send(gate(), gate(reason=GateReason.PROBE, mode="plain"))
+    await page.until("document.querySelector('#panel-gate').textContent.includes('Trying speculation')")
     words = await page.text("#panel-gate")
     assert "52.6" in words
     assert "± 3.10" in words
     assert "384" in words
     assert "stale" in words
-    assert "Runs the plain arm" in words
+    assert "2.60 tok/s" in words
+    assert "Prefers plain, ran verify last" in words
 
 
 async def test_losses_cost_and_a_database_problem_are_shown(page: Page, server: FakeServer) -> None:

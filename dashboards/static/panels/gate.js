@@ -2,16 +2,17 @@
 
 import { bar } from "../charts.js";
 import { attr, h, list, show, text } from "../dom.js";
-import { age, clock, count, number, percent } from "../format.js";
+import { age, clock, count, number } from "../format.js";
+import { lever } from "../state.js";
 
-const MODES = { auto: "measures both arms and takes the faster", force: "always speculates", off: "never speculates" };
+const LEVER_WORDS = { auto: "the gate measures and takes the faster", force: "always speculate", off: "never speculate" };
 
 export function createGate({ words }) {
   const fact = (label, unit = "") => {
     const value = h("b", { class: "value", text: "–" });
     return { element: h("div", { class: "fact" }, h("dt", { text: label }), h("dd", {}, value, unit && h("span", { class: "unit", text: ` ${unit}` }))), value };
   };
-  const facts = { next: fact("Next probe in", "tok"), margin: fact("Must win by", "%"), losses: fact("Losses in a row"), switches: fact("Switches"), width: fact("Width bucket", "seq"), depth: fact("Draft depth", "tok") };
+  const facts = { next: fact("Next probe in", "tok"), margin: fact("Must win by", "tok/s"), losses: fact("Losses in a row"), switches: fact("Switches"), width: fact("Width bucket", "seq"), depth: fact("Context depth", "tok") };
   const verdict = h("p", { class: "verdict" });
   const why = h("p", { class: "why" });
   const mode = h("p", { class: "quiet" });
@@ -28,15 +29,15 @@ export function createGate({ words }) {
     return row;
   }
 
-  function updateArm(row, { arm, fastest, inForce }) {
-    const name = arm.name === inForce ? `${arm.name} ◂ in force` : arm.name;
-    text(row.cells[0], name);
+  function updateArm(row, { arm, fastest, gate }) {
+    const { mode: preferred, arm: ran } = gate;
+    text(row.cells[0], `${arm.name}${arm.name === preferred ? " ◂ preferred" : arm.name === ran ? " ◂ ran last" : ""}`);
     text(row.cells[1], number(arm.tokens_per_s));
     text(row.cells[2], arm.deviation === null || arm.deviation === undefined ? "–" : `± ${number(arm.deviation)}`);
     row.speed.set(fastest ? (arm.tokens_per_s ?? 0) / fastest : 0, fastest ? (arm.deviation ?? null) && arm.deviation / fastest : null);
     text(row.cells[4], count(arm.age_tokens ?? 0));
     text(row.cells[5], arm.tokens_per_s === null || arm.tokens_per_s === undefined ? "not measured" : arm.stale ? "stale" : "fresh");
-    attr(row, "data-current", arm.name === inForce ? "" : null);
+    attr(row, "data-current", arm.name === preferred ? "" : null);
   }
 
   function render(state, at) {
@@ -44,13 +45,14 @@ export function createGate({ words }) {
     show(empty, !gate);
     show(content, Boolean(gate));
     if (!gate) return;
-    text(verdict, `Runs the ${gate.arm} arm`);
+    text(verdict, gate.arm === gate.mode ? `Runs ${gate.arm}` : `Prefers ${gate.mode}, ran ${gate.arm} last`);
     text(why, words.gate[gate.reason] ?? gate.reason);
-    text(mode, `mtp_gate is ${gate.mode}${MODES[gate.mode] ? `: ${MODES[gate.mode]}` : ""}.`);
+    const setting = lever(state, "mtp_gate")?.value;
+    text(mode, setting ? `The lever mtp_gate is ${setting}: ${LEVER_WORDS[setting] ?? ""}.` : "");
     const fastest = Math.max(...gate.arms.map((arm) => (arm.tokens_per_s ?? 0) + (arm.deviation ?? 0)), 0);
-    list(arms, gate.arms, (arm) => arm.name, makeArm, (row, arm) => updateArm(row, { arm, fastest, inForce: gate.arm }));
+    list(arms, gate.arms, (arm) => arm.name, makeArm, (row, arm) => updateArm(row, { arm, fastest, gate }));
     text(facts.next.value, count(gate.tokens_until_probe));
-    text(facts.margin.value, percent(gate.margin));
+    text(facts.margin.value, number(gate.margin));
     text(facts.losses.value, count(gate.losses));
     text(facts.switches.value, count(gate.switches ?? 0));
     text(facts.width.value, count(gate.width_bucket));
@@ -64,7 +66,7 @@ export function createGate({ words }) {
   content.append(
     h("section", { class: "card", "aria-label": "Decision" }, verdict, why, mode, h("dl", { class: "facts" }, Object.values(facts).map(({ element }) => element)), ageLine),
     h("section", { class: "card", "aria-labelledby": "arms-title" }, h("h3", { id: "arms-title", text: "The arms" }), h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Arms" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Arms" }), head([["Arm", "left"], ["tok/s", "right"], ["deviation, tok/s", "right"], ["Speed and spread", "left"], ["age, tok", "right"], ["Measured", "left"]]), arms))),
-    h("section", { class: "card", "aria-labelledby": "gate-log-title" }, h("h3", { id: "gate-log-title", text: "Decisions that changed something" }), h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Gate decisions" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Gate decisions" }), head([["Time", "left"], ["Mode", "left"], ["Arm", "left"], ["Why", "left"]]), log))),
+    h("section", { class: "card", "aria-labelledby": "gate-log-title" }, h("h3", { id: "gate-log-title", text: "Decisions that changed something" }), h("div", { class: "scroll tall", tabindex: "0", role: "region", "aria-label": "Gate decisions" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Gate decisions" }), head([["Time", "left"], ["Prefers", "left"], ["Ran", "left"], ["Why", "left"]]), log))),
   );
   return { element: h("div", { class: "stack" }, empty, content), render, everyMs: 250 };
 }

@@ -71,6 +71,7 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       id: "c-batch",
       title: "Batch",
       unit: "seq",
+      isCount: true,
       series: [
         { name: "active", label: "decoding", colour: "--series-1" },
         { name: "waiting", label: "waiting", colour: "--series-2", dash: "dashed" },

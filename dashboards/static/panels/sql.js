@@ -68,7 +68,7 @@ export function createSql({ runQuery, say }) {
     const { query, views: asked } = state.queries;
     const found = asked?.result;
     const names = found && !found.error ? found.rows : [];
-    list(views, names, ([name]) => name, ([name, comment]) => h("li", {}, h("button", { type: "button", class: "link", text: name, on: { click: () => open(name) } }), comment && h("p", { class: "quiet", text: comment })));
+    list(views, names, ([name]) => name, ([name, comment]) => h("li", {}, h("button", { type: "button", class: "link", text: name, on: { click: () => open(name) } }), /\s/.test(comment ?? "") && h("p", { class: "quiet", text: comment })));
     show(noViews, !names.length);
     text(noViews, !asked ? "Asked when this opens." : !found ? "Asking for the views …" : found.error || "The database has no named views.");
     show(again, Boolean(found) && !names.length);

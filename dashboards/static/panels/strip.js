@@ -57,7 +57,7 @@ export function createStrip({ words }) {
       put("batch", count(stats.active), batchNote(stats));
       put("kv", percent(stats.kv_total_tokens ? stats.kv_used_tokens / stats.kv_total_tokens : null), `${count(stats.kv_used_tokens)} of ${count(stats.kv_total_tokens)} tok`);
       chip.set(stats.lane);
-      text(figures.lane.note, gate ? `gate ${gate.mode}, ${gate.arm}` : "gate not asked yet");
+      text(figures.lane.note, gate ? `gate: ${gate.mode}${gate.arm === gate.mode ? "" : `, ran ${gate.arm}`}` : "gate not asked yet");
     } else {
       for (const name of names) text(figures[name].note, "");
       for (const name of names.slice(0, -1)) text(figures[name].value, "–");
