@@ -20,6 +20,7 @@ import msgspec
 import uvicorn
 
 from engine.cli import places
+from engine.cli.errors import Failure
 from engine.levers.resolve import Source
 from engine.levers.spec import Value
 from engine.protocol.commands import Submit
@@ -36,6 +37,8 @@ from telemetry.hub import Hub
 from telemetry.record import AnyRecord, RecordError, decode
 
 log = logging.getLogger("metrale.server")
+TELL_S = 0.5
+"""Time that clients get to hear why the engine did not start."""
 NICENESS = 5
 """How far the server steps back behind the engine where both share the cores."""
 
@@ -79,8 +82,11 @@ async def _serve(
     if leash:
         _watch_leash(asyncio.get_running_loop(), runner)
     threading.Thread(target=text.warm, name="tokenizer", daemon=True).start()
+    server.on_failed_start = runner.leave_soon
     server.on_engine_started = lambda: _step_back(own_cores)
     await runner.serve([listener])
+    if server.broker.failure and server.broker.facts is None:
+        raise Failure(server.broker.failure)
     return 1 if server.broker.failure else 0
 
 
@@ -97,6 +103,10 @@ class _Runner(uvicorn.Server):
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.leave)
         yield
+
+    def leave_soon(self) -> None:
+        """The engine did not start: leave when the clients have heard of it."""
+        asyncio.get_running_loop().call_later(TELL_S, self.leave)
 
     def leave(self) -> None:
         self.force_exit = self.should_exit

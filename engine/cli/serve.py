@@ -43,8 +43,8 @@ def engine_options(function: Any) -> Any:
 @engine_options
 @lever_options
 def serve(
-    model: str, host: str, port: int, no_tui: bool, leash: bool, no_engine: bool, fd: int, database: Path | None, preset: str | None,
-    **options: Any,
+    model: str, host: str, port: int, no_tui: bool, leash: bool, no_engine: bool, fd: int, database: Path | None,
+    preset: str | None, **options: Any,
 ) -> int:  # fmt: skip
     """Serve API, page and wire on one port. MODEL is a known name, a GGUF file or a Hugging Face directory."""
     from engine.server.run import bind

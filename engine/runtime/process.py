@@ -71,7 +71,8 @@ class Process:
         try:
             built = build(self._inbox, self._outbox, self._ring, self._clock, self._progress)
         except Exception as error:
-            log.exception("Loading failed")
+            if not type(error).__module__.startswith("engine."):
+                log.exception("Loading failed")  # no sentence of ours: where it came from is worth having
             self._outbox.send(Fatal(message=sentence_of(error)))
             self._flusher.close()
             return 1

@@ -58,6 +58,7 @@ class Server:
         self._socket = WireSocket(parts.access, self.sessions, self.views)
         self._api = Api(self.broker, self.views, parts.access)
         self._ending: asyncio.Task[None] | None = None
+        self.on_failed_start: Callable[[], None] = lambda: None
         self.on_engine_started: Callable[[], None] = lambda: None
         self.broker.watchers.state.append(self._on_state)
 
@@ -68,6 +69,8 @@ class Server:
     def _on_state(self) -> None:
         if self.broker.state is EngineState.FAILED:
             reason = self.broker.failure
+            if self.broker.facts is None:
+                self.on_failed_start()
             self._ending = asyncio.create_task(asyncio.to_thread(self._parts.telemetry.end_run, reason))
 
     def _ingest(self, payload: bytes, lost: int) -> None:
