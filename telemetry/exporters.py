@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
@@ -10,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
@@ -59,11 +59,15 @@ def span_row(span: ReadableSpan) -> tuple[Any, ...]:
         start // 1000,
         end // 1000 - start // 1000,
         span.status.status_code.name,
-        json.dumps(dict(span.attributes or {})),
-        json.dumps([{"name": event.name, "time": event.timestamp} for event in span.events]),
+        _json(dict(span.attributes or {})),
+        _json([{"name": event.name, "time": event.timestamp} for event in span.events]),
         [{"trace_id": f"{link.context.trace_id:032x}", "span_id": f"{link.context.span_id:016x}"}
          for link in span.links],
     )  # fmt: skip
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 class BoundedSpanProcessor(SpanProcessor):

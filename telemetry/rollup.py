@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from telemetry.record import GateRecord
-from telemetry.rows import Array, StepColumns, codes, constant, enum, timestamps
+from telemetry.rows import Array, StepColumns, codes, constant, enum, gate_state, timestamps
 from telemetry.schema import GATE_CODES, GATE_REASONS, LANES
 
 _SECOND = 1_000_000
@@ -117,9 +117,8 @@ def step_times(run: int, batch: StepColumns) -> pa.Table:
 
 
 def gates(run: int, records: Sequence[GateRecord], offset_us: int) -> pa.Table:
-    counts = Counter(
-        ((record.time_ns // 1000 + offset_us) // _SECOND, record.mode, record.arm, record.reason) for record in records
-    )
+    seconds = ((record.time_ns // 1000 + offset_us) // _SECOND for record in records)
+    counts = Counter((at, *state) for at, state in zip(seconds, map(gate_state, records), strict=True))
     second, mode, arm, reason = zip(*counts, strict=True)
     return pa.table(
         {

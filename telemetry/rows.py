@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -39,11 +39,6 @@ _STEP_INTS: tuple[tuple[str, type], ...] = (
     ("emitted", np.uint16), ("k", np.uint8), ("kv_used", np.uint32), ("kv_total", np.uint32), ("depth", np.uint32),
     ("draft_us", np.uint32), ("device_us", np.uint32), ("commit_us", np.uint32), ("cached_tokens", np.uint32),
 )  # fmt: skip
-_step_fields = attrgetter(
-    *(name for name, _ in _STEP_INTS),
-    "lane", "k_reason", "start_ns", "end_ns", "drafted_at", "accepted_at", "refusals", "shares",
-)  # fmt: skip
-_share_fields = attrgetter("drafted", "accepted", "emitted", "prefill_tokens")
 _request_of = attrgetter("request_id")
 
 
@@ -78,13 +73,15 @@ class StepColumns:
     """The columns of a batch of steps, as an Arrow table and as the arrays that the rollups sum."""
 
     def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, batch: BatchNumber) -> None:
-        columns = list(zip(*map(_step_fields, records), strict=True))
-        ints: dict[str, Array] = {name: np.array(columns[i], dtype) for i, (name, dtype) in enumerate(_STEP_INTS)}
-        lane, k_reason, start, end, drafted_at, accepted_at, refusals, shares = columns[len(_STEP_INTS) :]
+        ints: dict[str, Array] = {name: column(records, name, dtype) for name, dtype in _STEP_INTS}
         self.ints = ints
-        self.lane = codes(lane, LANE_CODES)
-        start_us = np.array(start, np.int64) // 1000
-        self.dur_us = (np.array(end, np.int64) // 1000 - start_us).clip(0).astype(np.uint32)
+        self.lane = codes(map(attrgetter("lane"), records), LANE_CODES)
+        k_reason = codes(map(attrgetter("k_reason"), records), K_CODES)
+        drafted_at, accepted_at, refusals, shares = (
+            list(map(attrgetter(name), records)) for name in ("drafted_at", "accepted_at", "refusals", "shares")
+        )
+        start_us = column(records, "start_ns", np.int64) // 1000
+        self.dur_us = (column(records, "end_ns", np.int64) // 1000 - start_us).clip(0).astype(np.uint32)
         self.start_us = start_us + offset_us
         self.drafted_at = _Lists(drafted_at)
         self.accepted_at = _Lists(accepted_at)
@@ -105,7 +102,7 @@ class StepColumns:
                 "drafted_at": self.drafted_at.arrow(),
                 "accepted_at": self.accepted_at.arrow(),
                 "k": pa.array(ints["k"]),
-                "k_reason": enum(codes(k_reason, K_CODES), K_REASONS),
+                "k_reason": enum(k_reason, K_REASONS),
                 "refusals": pa.DictionaryArray.from_arrays(
                     pa.array(self.refusal_code), pa.array([refusal_text(pairs) for pairs in texts], pa.string())
                 ),
@@ -131,64 +128,54 @@ class _Lists:
 
 def _shares(shares: Sequence[tuple[Any, ...]]) -> pa.Array:
     lengths = np.fromiter(map(len, shares), np.int32, len(shares))
-    flat = list(map(_share_fields, chain.from_iterable(shares)))
-    drafted, accepted, emitted, prefill = zip(*flat, strict=True) if flat else ((), (), (), ())
+    flat = list(chain.from_iterable(shares))
+    fields = (("drafted", np.uint8), ("accepted", np.uint8), ("emitted", np.uint8), ("prefill_tokens", np.uint32))
     values = pa.StructArray.from_arrays(
-        [
-            pa.array(np.array(drafted, np.uint8)),
-            pa.array(np.array(accepted, np.uint8)),
-            pa.array(np.array(emitted, np.uint8)),
-            pa.array(np.array(prefill, np.uint32)),
-        ],
-        ["drafted", "accepted", "emitted", "prefill_tokens"],
+        [pa.array(column(flat, name, dtype)) for name, dtype in fields], [name for name, _ in fields]
     )
     return pa.ListArray.from_arrays(_offsets(lengths), values)
 
 
-def gate_state(record: GateRecord) -> tuple[str, str, str]:
-    return record.mode, record.arm, record.reason
+gate_state: Callable[[GateRecord], tuple[str, str, str]] = attrgetter("mode", "arm", "reason")
+"""What is one stretch of the gate's timeline while it stays the same."""
 
 
 def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple[str, str, str] | None) -> pa.Table:
     """`before`: mode, arm and reason of the decision before these; a row that differs from its last is a change."""
-    states = [gate_state(record) for record in records]
-    lengths = np.fromiter((len(record.arms) for record in records), np.int32, len(records))
-    flat = list(chain.from_iterable(record.arms for record in records))
-    names, speeds, deviations, ages, stale = zip(*flat, strict=True) if flat else ((), (), (), (), ())
+    states = list(map(gate_state, records))
+    lists = list(map(attrgetter("arms"), records))
+    lengths = np.fromiter(map(len, lists), np.int32, len(lists))
+    flat = list(chain.from_iterable(lists))
+    speed, deviation, age = (
+        np.fromiter(map(itemgetter(at), flat), kind, len(flat))
+        for at, kind in ((1, np.float32), (2, np.float32), (3, np.int32))
+    )
+    stale = np.fromiter(map(itemgetter(4), flat), np.bool_, len(flat))
     arms = pa.StructArray.from_arrays(
         [
-            pa.array(names, pa.string()),
-            _known(speeds),
-            _known(deviations),
-            pa.array(np.array(ages, np.int32)),
-            pa.array(stale, pa.bool_()),
+            words(map(itemgetter(0), flat)), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
+            pa.array(age), pa.array(stale),
         ],
         ["name", "tokens_per_s", "deviation", "age", "stale"],
-    )
+    )  # fmt: skip
     return pa.table(
         {
             "run": constant(run, len(records)),
-            "step_id": pa.array([record.step_id for record in records], pa.int64()),
-            "time": times((record.time_ns for record in records), offset_us),
-            "mode": pa.array([record.mode for record in records]),
-            "arm": pa.array([record.arm for record in records]),
-            "reason": enum(codes([record.reason for record in records], GATE_CODES), GATE_REASONS),
+            "step_id": pa.array(column(records, "step_id", np.int64)),
+            "time": timestamps(column(records, "time_ns", np.int64) // 1000 + offset_us),
+            "mode": words(map(attrgetter("mode"), records)),
+            "arm": words(map(attrgetter("arm"), records)),
+            "reason": enum(codes(map(attrgetter("reason"), records), GATE_CODES), GATE_REASONS),
             "arms": pa.ListArray.from_arrays(_offsets(lengths), arms),
-            "margin": pa.array(np.array([record.margin for record in records], np.float32)),
-            "losses": pa.array(np.array([record.losses for record in records], np.uint8)),
-            "depth": pa.array(np.array([record.depth for record in records], np.uint32)),
-            "width_bucket": pa.array(np.array([record.width_bucket for record in records], np.uint16)),
-            "tokens_until_probe": pa.array(np.array([record.tokens_until_probe for record in records], np.int32)),
+            "margin": pa.array(column(records, "margin", np.float32)),
+            "losses": pa.array(column(records, "losses", np.uint8)),
+            "depth": pa.array(column(records, "depth", np.uint32)),
+            "width_bucket": pa.array(column(records, "width_bucket", np.uint16)),
+            "tokens_until_probe": pa.array(column(records, "tokens_until_probe", np.int32)),
             "pinned": pa.array([record.pinned for record in records], pa.bool_()),
             "is_change": pa.array([state != last for state, last in zip(states, [before, *states], strict=False)]),
         }
     )
-
-
-def _known(values: Sequence[float]) -> pa.Array:
-    """Floats, with -1 (not measured) as null."""
-    array = np.array(values, np.float32)
-    return pa.array(array, mask=array < 0)
 
 
 def requests(run: int, run_id: str, records: Sequence[RequestRecord], offset_us: int, number: Number) -> pa.Table:
@@ -350,9 +337,50 @@ def health_row(run: int, record: HealthRecord, offset_us: int) -> tuple[Any, ...
     )  # fmt: skip
 
 
+def words(values: Iterable[str]) -> pa.Array:
+    """Text that repeats itself, as a dictionary and its indices."""
+    known: dict[str, int] = {}
+    index = np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+    return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(list(known), pa.string()))
+
+
+def column(records: Sequence[Any], name: str, dtype: type) -> Array:
+    """One attribute of all records; a value that the type cannot hold raises `OverflowError`."""
+    return np.fromiter(map(attrgetter(name), records), dtype, len(records))
+
+
 def codes(words: Iterable[str], known: dict[str, int]) -> Array:
     other = known[OTHER]
     return np.array([known.get(word, other) for word in words], np.uint8)
+
+
+def spans(run: int, recorded: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Spans of the SDK as `exporters.span_row` gives them."""
+    columns = list(zip(*recorded, strict=True))
+    arrays = [pa.array(values, kind) for values, (_, kind) in zip(columns, _SPAN_COLUMNS, strict=True)]
+    return pa.table([constant(run, len(recorded)), *arrays], ["run", *(name for name, _ in _SPAN_COLUMNS)])
+
+
+_SPAN_COLUMNS: tuple[tuple[str, pa.DataType], ...] = (
+    *((name, pa.string()) for name in ("trace_id", "span_id", "parent_span_id", "name", "kind")),
+    ("start", _TIMESTAMP), ("dur_us", pa.uint64()),
+    *((name, pa.string()) for name in ("status", "attributes", "events")),
+    ("links", pa.list_(pa.struct([("trace_id", pa.string()), ("span_id", pa.string())]))),
+)  # fmt: skip
+
+
+def metrics(run: int, samples: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """Samples as (Unix microseconds, name, labels, value)."""
+    times_us, names, labels, values = zip(*samples, strict=True)
+    return pa.table(
+        {
+            "run": constant(run, len(samples)),
+            "time": pa.array(times_us, _TIMESTAMP),
+            "name": pa.array(names, pa.string()),
+            "labels": pa.array(labels, pa.string()),
+            "value": pa.array(values, pa.float64()),
+        }
+    )
 
 
 def enum(array: Array, words: Sequence[str]) -> pa.Array:

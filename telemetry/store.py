@@ -29,7 +29,7 @@ COMMIT_S = 2.0
 CAPACITY = 262_144
 """Records that wait at most: four minutes at 1,000 a second, two checkpoints at 100,000 a second."""
 _BATCH = 32_768
-_ROWS_CAPACITY = 16_384
+_ROWS_CAPACITY = 65_536
 _RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 _ANNOUNCED = 65_536
 _ROOM_BYTES = 8 * 1024 * 1024
@@ -166,7 +166,7 @@ class Store:
 
     def end_run(self, reason: str) -> None:
         """The engine is gone: what comes next belongs to another run."""
-        self.flush()
+        self.flush(1.0)
         with self._database_guard:
             if self._connection is not None and self._context is not None:
                 try:
@@ -222,7 +222,10 @@ class Store:
     def _is_due(self) -> bool:
         waiting = bool(self._staged or self._rows or self._unwritten)
         late = time.monotonic() - self._committed_at >= self._commit_s
-        return waiting and (late or self._wanted or self._end is not None or len(self._staged) >= _BATCH)
+        return waiting and (late or self._wanted or self._end is not None or self._is_much())
+
+    def _is_much(self) -> bool:
+        return len(self._staged) >= _BATCH or len(self._rows) >= _ROWS_CAPACITY // 4
 
     def _commit(self) -> None:
         with self._guard:

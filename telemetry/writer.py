@@ -52,9 +52,10 @@ class Flush:
 
 
 _TIME_COLUMNS = {
-    "lever_changes": {2}, "loads": {2}, "rungs": {1}, "shadow_checks": {2}, "health": {1}, "metrics": {1},
-    "losses": {1}, "flushes": {3}, "spans_recorded": {6},
+    "lever_changes": {2}, "loads": {2}, "rungs": {1}, "shadow_checks": {2}, "health": {1},
+    "losses": {1}, "flushes": {3},
 }  # fmt: skip
+_COLUMN_ENCODERS = {"spans_recorded": rows.spans, "metrics": rows.metrics}
 _ROW_ENCODERS: dict[type, tuple[str, Callable[[int, Any, int], tuple[Any, ...]]]] = {
     LeverRecord: ("lever_changes", rows.lever_row),
     LoadRecord: ("loads", rows.load_row),
@@ -150,7 +151,7 @@ class Writer:
             encoded += self._write_records(records)
             self._insert_keys(self._added_keys[first_key:], self._added_batches[first_batch:])
         run = self.context.run if self.context else 0
-        self._insert_rows([(table, (run, *row)) for table, row in flush.rows])
+        self._insert_columns(run, flush.rows)
         losses = {**flush.losses, **self.malformed}
         self._insert_rows([("losses", (run, now_us, kind, lost)) for kind, lost in losses.items()])
         write_us = int((time.perf_counter() - begun - encoded) * 1e6)
@@ -290,6 +291,13 @@ class Writer:
                 self._connection.execute(f"INSERT INTO {name} BY NAME SELECT * FROM arriving")
             finally:
                 self._connection.unregister("arriving")
+
+    def _insert_columns(self, run: int, named: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        groups: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
+        for name, row in named:
+            groups[name].append(row)
+        for name, group in groups.items():
+            self._insert(name, _COLUMN_ENCODERS[name](run, group))
 
     def _insert_rows(self, named: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         groups: defaultdict[str, list[tuple[Any, ...]]] = defaultdict(list)
