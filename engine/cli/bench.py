@@ -52,6 +52,54 @@ _speed("prefill", "Prompt tokens per second.", 512, 1)
 _speed("serve", "Tokens per second of several chats together.", 64, 64)
 
 
+@bench.command(epilog="Example: metrale bench spec --limit 24 --json")
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="JSON lines with id, task and turns.")
+@click.option("--limit", type=click.IntRange(0), default=48, help="Prompts taken, spread over the file; 0: all.")
+@click.option("--new-tokens", type=click.IntRange(1), default=256, help="Tokens of each reply at most.")
+@click.option("--drafter", "drafters", multiple=True, help="Only this one; may be repeated. Default: all, and auto.")
+@click.option("--num-drafts", type=click.IntRange(1, 15), default=3, help="Drafts per verify step.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
+@json_option
+def spec(
+    model: str, prompts: Path | None, drafters: tuple[str, ...], as_json: bool, **numbers: int
+) -> None:  # fmt: skip
+    """Speculation by task and drafter: acceptance by position, mean accepted, speed-up over plain decoding."""
+    from engine.bench.spec import SpecOptions, bench_spec
+
+    options = SpecOptions(find_model(model), prompts or shipped_prompts(), drafters=drafters, **numbers)
+    _print(bench_spec(options, _note), as_json)
+
+
+@bench.command(epilog="Example: metrale bench gate --traces 500")
+@click.option("--traces", type=click.IntRange(1), default=5000, help="Simulated traces.")
+@click.option("--workers", type=click.IntRange(1), default=1, help="Processes.")
+@json_option
+def gate(traces: int, workers: int, as_json: bool) -> None:
+    """Regret of the gate over simulated traces with changing costs, acceptance, width and depth."""
+    from engine.bench.gate_sim import bench_gate
+
+    _print(bench_gate(traces, workers, _note), as_json)
+
+
+@bench.command(epilog="Example: metrale bench telemetry --seconds 10 --steps 500000 --kills 20")
+@click.option("--part", "parts", multiple=True, help="record, idle, ingest, file or kill; default: all.")
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, help="Of sustained ingest.")
+@click.option("--rate", type=click.IntRange(1), default=110_000, help="Records a second of the producer.")
+@click.option("--steps", type=click.IntRange(1), default=5_000_000, help="Lane steps in the measured file.")
+@click.option("--kills", type=click.IntRange(1), default=200, help="Recorders that are killed.")
+@click.option("--rounds", type=click.IntRange(1), default=5, help="Repetitions.")
+@json_option
+def telemetry(parts: tuple[str, ...], as_json: bool, **numbers: Any) -> None:
+    """What recording costs and what it survives: per record, sustained ingest, file size, views, kills."""
+    from engine.bench.telemetry_bench import PARTS, TelemetryOptions, bench_telemetry
+
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise click.UsageError(f"There is no part {unknown[0]!r}; parts are {', '.join(PARTS)}.")
+    _print(bench_telemetry(TelemetryOptions(parts=parts or PARTS, **numbers), _note), as_json)
+
+
 @click.command("verify-lossless", epilog="Example: metrale verify-lossless --limit 8 --new-tokens 64")
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option("--prompts", type=click.Path(exists=True, path_type=Path), help="JSON lines with id, task and turns.")
