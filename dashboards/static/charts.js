@@ -110,7 +110,7 @@ export class Chart {
       cursor: { y: false, drag: { x: false, y: false }, points: { show: !this.stacked, size: 6 }, sync: { key: "metrale" } },
       scales: {
         x: { time: true, range: () => this.range },
-        y: { range: (_, low, high) => [0, this.top ?? Math.max(high === null ? 1 : high * 1.08, 1e-9)] },
+        y: { range: (_, low, high) => [0, this.top ?? (high > 0 ? high * 1.08 : 1)] },
       },
       axes: [
         { ...axis, font, size: 22, gap: 4, space: 84, values: (_, splits) => splits.map(clock) },
@@ -130,7 +130,7 @@ export class Chart {
       width: this.stacked ? 0 : 1.5,
       dash: this.stacked ? undefined : DASHES[entry.dash ?? "solid"],
       fill: this.stacked ? () => colour(entry.colour) : undefined,
-      points: { show: false },
+      points: { show: () => this.rows.time.length < 3, size: 5 },
       spanGaps: false,
     }));
   }

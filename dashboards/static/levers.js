@@ -202,7 +202,7 @@ export function createLevers({ askLever, undoLever, getHistory, now }) {
   function updateEvent(row, event, state) {
     const lever = find(state, event.name);
     const show_ = (value) => (lever ? leverValue(lever, value) : String(value));
-    const values = [clock(event.time), event.name, show_(event.old), show_(event.new), number(event.tick), [event.origin, event.actor].filter(Boolean).join(" "), event.reason ?? "", effect(event, state, getHistory())];
+    const values = [clock(event.time), event.name, show_(event.old), show_(event.new), number(event.tick), origin(event), event.reason ?? "", effect(event, state, getHistory())];
     values.forEach((value, index) => text(row.cells[index], value));
     row.lastChild.firstChild.disabled = state.role === "read" || state.link.status !== "open" || Boolean(state.replay);
   }
@@ -228,6 +228,9 @@ export function tags(lever) {
   if (lever.applies !== "tick") words.push(h("span", { class: "tag", title: lever.applies === "request" ? "For requests admitted from now on" : "Only at the start of the engine", text: lever.applies === "request" ? "new requests" : "restart" }));
   return words;
 }
+
+/** Who, and from where when the name of the actor does not already say so. */
+const origin = ({ origin: from, actor }) => (!actor ? from : actor.startsWith(from) ? actor : `${from}, ${actor}`);
 
 function effect(event, state, history) {
   const next = state.events.find((other) => other.time > event.time && other.change_id !== event.change_id);

@@ -4,7 +4,7 @@ import { attr, h, list, show, text } from "../dom.js";
 import { NOTHING, span } from "../format.js";
 import { createReport } from "./report.js";
 
-const RUNS = `SELECT run, run_id, started, epoch(until - started) AS seconds, state, model, device
+const RUNS = `SELECT run, run_id, started, coalesce(epoch(until), epoch(now())) - epoch(started) AS seconds, state, model, device
 FROM run_list LIMIT 200`;
 const SPEEDS = [0.5, 1, 2, 5, 10, 30];
 const LONGEST_UNKNOWN_S = 3600;
