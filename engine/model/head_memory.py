@@ -115,5 +115,6 @@ def drafts_of(
 
 
 def head_dtype(backend: Backend) -> torch.dtype:
-    """What heads compute in: the cache's type, so that one setting decides both."""
-    return torch.bfloat16 if backend.kv.dtype == torch.bfloat16 else torch.float32
+    """What torch heads compute in: float32 beside a float32 cache, else bfloat16 where it has fast products."""
+    fast = backend.device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if backend.kv.dtype != torch.float32 and fast else torch.float32

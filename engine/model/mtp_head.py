@@ -22,7 +22,7 @@ from engine.model.kv import PagedKV
 from engine.model.layers import Rope, rotate
 from engine.model.load import rope_frequencies
 
-DRAFT_VOCABULARY = 8192
+DRAFT_VOCABULARY = 16_384
 """Ids that the shipped head drafts from."""
 
 

@@ -52,7 +52,8 @@ class Corpus:
         return Corpus(self.tokens[low:high], self.offsets[start : stop + 1] - low, self.prompts[start:stop])
 
     def save(self, path: Path) -> None:
-        np.savez(path, tokens=self.tokens, offsets=self.offsets, prompts=self.prompts)
+        with path.open("wb") as file:
+            np.savez_compressed(file, tokens=self.tokens, offsets=self.offsets, prompts=self.prompts)
 
     @staticmethod
     def load(path: Path) -> Corpus:
@@ -72,11 +73,11 @@ class Corpus:
 class CorpusPlan:
     """How much to make."""
 
-    documents: int = 10_000
-    document_tokens: int = 760
-    turns: int = 44_000
+    documents: int = 8_000
+    document_tokens: int = 720
+    turns: int = 40_000
     turn_tokens: int = 128
-    long_prompts: int = 14_000
+    long_prompts: int = 11_000
     longest_prompt: int = 1700
     reply_tokens: int = 256
     greedy_share: float = 0.65
