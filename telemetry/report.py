@@ -226,12 +226,22 @@ def _arms(cursor: Connection, run: int, start: datetime, end: datetime) -> Chart
 
 
 def _bands(cursor: Connection, run: int, start: datetime, end: datetime) -> tuple[Band, ...]:
+    """Every stretch of the gate; where there are too many to draw, what it did most in each bin."""
+    seconds = (end - start).total_seconds()
     rows = cursor.execute(
-        f"SELECT epoch(time) - epoch(?), arm, reason::VARCHAR FROM gate_decisions WHERE run = ? AND is_change"
-        f" ORDER BY step_id LIMIT {_TIMELINE}",
+        "SELECT epoch(time) - epoch(?), arm, reason::VARCHAR FROM gate_decisions WHERE run = ? AND is_change"
+        f" ORDER BY step_id LIMIT {_TIMELINE + 1}",
         [start, run],
     ).fetchall()
-    ends = [*(row[0] for row in rows[1:]), (end - start).total_seconds()][: len(rows)]
+    if len(rows) > _TIMELINE:
+        width = _bin_s(start, end)
+        rows = cursor.execute(
+            "SELECT bin * ?, arg_max(arm, decisions), arg_max(reason, decisions)::VARCHAR FROM ("
+            " SELECT (epoch(second) - epoch(?))::BIGINT // ? AS bin, arm, reason, sum(decisions) AS decisions"
+            " FROM gate_rollup WHERE run = ? GROUP BY ALL) GROUP BY bin ORDER BY bin",
+            [width, start, width, run],
+        ).fetchall()
+    ends = [*(row[0] for row in rows[1:]), seconds][: len(rows)]
     return tuple(Band(at, until, arm, reason) for (at, arm, reason), until in zip(rows, ends, strict=True))
 
 

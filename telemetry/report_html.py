@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from telemetry.effects import sentence
 from telemetry.report import Report, Section
-from telemetry.report_text import cell
+from telemetry.report_text import CHANGE_COLUMNS, cell, change_rows
 from telemetry.svg import bands, chart
 
 _STYLE = """
@@ -21,10 +20,11 @@ dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}dt{color:va
 dd{margin:0;overflow-wrap:anywhere}
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.85rem}caption{text-align:left;color:var(--soft)}
 th,td{padding:.2rem .6rem;border-bottom:1px solid var(--rule);text-align:left;white-space:nowrap}
-td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
+td.wide{white-space:normal}td.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}
 .legend{display:flex;flex-wrap:wrap;gap:.2rem 1rem;list-style:none;margin:0;padding:0;font-size:.85rem}.key{width:30px}
 .axis{font-size:11px;fill:var(--soft)}.end{text-anchor:end}.mid{text-anchor:middle}
 .grid{stroke:var(--rule);stroke-width:1}.mark{stroke:var(--c4);stroke-width:1.5;stroke-dasharray:3 3}
+@media (max-width:600px){.axis{font-size:18px}.line{stroke-width:3}}
 .line{fill:none;stroke-width:2}.area{stroke:none;opacity:.85}.probe{opacity:.45}
 """ + "".join(
     f".s{number}{{fill:var(--c{number})}}.s{number}.line{{fill:none;stroke:var(--c{number})}}" for number in range(8)
@@ -52,17 +52,11 @@ def render(report: Report) -> str:
 def _levers(report: Report) -> str:
     if not report.changes:
         return ""
-    rows, number = [], 0
-    for change in report.changes:
-        number += not change.error
-        cells = (
-            "" if change.error else str(number), f"{change.time:%H:%M:%S}", change.name, change.old, change.new,
-            change.origin, change.error or sentence(change.effect),
-        )  # fmt: skip
-        rows.append("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in cells) + "</tr>")
-    heads = "".join(
-        f"<th>{name}</th>" for name in ("#", "at", "lever", "from", "to", "by", "effect on tokens/s (95 %)")
-    )
+    rows = [
+        "<tr>" + "".join(f'<td class="wide">{escape(text)}</td>' for text in row) + "</tr>"
+        for row in change_rows(report)
+    ]
+    heads = "".join(f"<th>{escape(name)}</th>" for name in CHANGE_COLUMNS)
     return (
         "<h2>Levers</h2><p>Numbers are the dashed marks in the pictures. Effects compare decode steps before and after"
         " at equal batch width.</p>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -69,18 +70,26 @@ def _mean(values: tuple[float | None, ...]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _changes(report: Report) -> Table:
-    table = Table(show_edge=False, header_style="bold")
-    for column in ("#", "at", "lever", "from", "to", "by", "effect on tokens/s (95 %)"):
-        table.add_column(column)
+CHANGE_COLUMNS = ("#", "lever", "change", "effect on tokens/s (95 %)", "at", "by")
+
+
+def change_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    """One row per lever change; the number is that of its mark in the pictures, a refused one has none."""
     number = 0
     for change in report.changes:
         number += not change.error
-        cells = (
-            "" if change.error else str(number), f"{change.time:%H:%M:%S}", change.name, change.old, change.new,
-            change.origin, change.error or sentence(change.effect),
+        yield (
+            "" if change.error else str(number), change.name, f"{change.old} → {change.new}",
+            change.error or sentence(change.effect), f"{change.time:%H:%M:%S}", change.origin,
         )  # fmt: skip
-        table.add_row(*map(Text, cells))
+
+
+def _changes(report: Report) -> Table:
+    table = Table(show_edge=False, header_style="bold")
+    for column in CHANGE_COLUMNS:
+        table.add_column(column)
+    for row in change_rows(report):
+        table.add_row(*map(Text, row))
     return table
 
 

