@@ -149,7 +149,7 @@ def bench_gate(traces: int = 5000, workers: int = 1, progress: Callable[[str], N
         "auto mean, of all": 100 * float(regrets.arbiter_of_all.mean()),
     }
     result.notes = [
-        "A trace is 2,000 to 6,000 tokens per sequence at widths 1 to 32; cost, acceptance, width and depth change in it.",
+        "A trace is 2,000 to 6,000 tokens per sequence at widths 1 to 32; cost, acceptance, width and depth vary.",
         "Cold start, probes and bootstraps are paid for. The best fixed choice is known in hindsight only.",
     ]
     return result

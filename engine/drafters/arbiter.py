@@ -238,7 +238,7 @@ class Arbiter:
                 self._validate()
             return
         probe.steps_left -= 1
-        probe.lost_ns += wall_ns - emitted / (self._price or 1.0)
+        probe.lost_ns += self.budget.charge(wall_ns - emitted / (self._price or 1.0))
         if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(self._urgency(probe.base)):
             self._end_probe(probe)
 

@@ -27,6 +27,7 @@ UNMEASURED_HOPE: Final = 0.3
 """Between 4 and 5 rows an int4 step of the default model jumps from 1.09 to 1.5 plain steps."""
 HICCUP: Final = 2.0
 """A step that took this many times its estimate says little: it counts as this many times, not more."""
+ODD: Final = 1.4
 HICCUPS_BELIEVED: Final = 3
 FORGET_STEPS: Final = 4096
 PRIOR_SLOPE: Final = 0.12
@@ -53,7 +54,9 @@ class Cost:
         self.samples += 1
         if len(self._first) < FIRST_SAMPLES:
             self._first.append(sample)
-            self.value = median(self._first)
+            # A hiccup only ever adds: of two samples far apart the lower one is the better guess.
+            is_odd = len(self._first) == 2 and max(self._first) > ODD * min(self._first)
+            self.value = min(self._first) if is_odd else median(self._first)
             self.deviation = sum(abs(each - self.value) for each in self._first) / len(self._first)
             return
         self._hiccups = self._hiccups + 1 if sample > HICCUP * self.value else 0
@@ -150,13 +153,12 @@ class CostTable:
         return _Curve(expected, self._hopeful(expected), self.step)
 
     def _rising(self) -> dict[int, float]:
-        """Measured costs of a verify, none above that of more drafts: a hiccup made it look so."""
+        """Measured costs of a verify, none (far) above that of more drafts: a hiccup made it look so."""
         least, rising = math.inf, {}
         for count in sorted(self.verify, reverse=True):
             cost = self.verify[count]
             rising[count] = min(cost.value, least)
-            if cost.samples >= FIRST_SAMPLES:
-                least = rising[count]
+            least = min(least, rising[count] * (1.0 if cost.samples >= FIRST_SAMPLES else ODD))
         return rising
 
     def _hopeful(self, expected: list[float]) -> list[float]:

@@ -15,6 +15,8 @@ DEPTH_FLOOR: Final = 512
 DEPTH_FACTOR: Final = 2.0
 LEAST_PURSE: Final = 0.25
 RESERVE: Final = 0.25
+DEAREST_STEP: Final = 0.5
+"""Most of the cap that one step of a probe is charged."""
 
 
 @dataclass(slots=True)
@@ -122,7 +124,8 @@ class Budget:
     """Wall time that probes may lose: a share of all time spent, saved up to a cap.
 
     A probe is charged what it lost against the running arm and stops once it has lost what was saved; so over any
-    stretch of time probes lose at most `share` of it, plus the cap, plus one step."""
+    stretch of time probes lose at most `share` of it, plus one and a half caps, plus what the last step of a probe ran
+    over."""
 
     share: float
     cap_tokens: float
@@ -141,8 +144,12 @@ class Budget:
     def cap_ns(self) -> float:
         return self.cap_tokens * self._token_ns
 
+    def charge(self, lost_ns: float) -> float:
+        """What a probe's step is charged: one hiccup of the machine does not use up the purse."""
+        return min(lost_ns, self.cap_ns * DEAREST_STEP)
+
     def spend(self, lost_ns: float) -> None:
-        self.saved_ns -= max(0.0, lost_ns)
+        self.saved_ns = max(self.saved_ns - max(0.0, lost_ns), -self.cap_ns / 2)
 
     def limit_ns(self, urgency: Urgency) -> float:
         """What a running probe may lose; one that confirms a win may borrow half the cap."""

@@ -218,7 +218,7 @@ class Gate:
     def _pay(self, wall_ns: int, tokens: int) -> None:
         """Charge a probe's step for what it lost; save from any other step."""
         if self._is_probing and self._current.rate:
-            self._probe_lost_ns += wall_ns - tokens * 1e9 / self._current.rate
+            self._probe_lost_ns += self.budget.charge(wall_ns - tokens * 1e9 / self._current.rate)
         elif not self._is_probing:
             token_ns = 1e9 / self._current.rate if self._current.rate and self._current.is_fresh else wall_ns / tokens
             self.budget.accrue(wall_ns, token_ns * self._bucket)
