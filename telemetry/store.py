@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from telemetry.beat import Beat
 from telemetry.database import Connection, StoreError, first_line, open_owned
@@ -38,6 +39,12 @@ _MAINTAIN_EVERY_S = 3600.0
 KEEP = Retention()
 
 Clock = Callable[[], int]
+
+_REFUSED = (
+    duckdb.DataError, duckdb.IntegrityError, duckdb.InvalidInputException, duckdb.TypeMismatchException,
+    pa.ArrowException, ValueError, TypeError, OverflowError, LookupError,
+)  # fmt: skip
+"""What is wrong with a record, not with the file."""
 
 
 class Store:
@@ -230,22 +237,37 @@ class Store:
     def _commit(self) -> None:
         with self._guard:
             flush = Flush(self._staged, list(self._rows), dict(self._unwritten), len(self._records))
-        with self._database_guard:
-            self._writer.commit(flush, self._clock_ns() // 1000)
+        self._write(flush)
         with self._guard:
             self._settled += len(flush.records)
             self._staged = []
             for _ in flush.rows:
                 self._rows.popleft()
-            self._unwritten.subtract(flush.losses)
+            for kind, count in flush.losses.items():
+                self._unwritten[kind] -= count
             self._unwritten = +self._unwritten
-            self.losses.update(self._writer.malformed)
         self._journal.clear()
         self._context = self._writer.context
         self._committed_at = time.monotonic()
         self._wanted = False
         self._failures = 0
         self.trouble = ""
+
+    def _write(self, flush: Flush) -> None:
+        """One transaction; where the database refuses what is in it, the halves are tried, down to the culprit."""
+        try:
+            with self._database_guard:
+                self._writer.commit(flush, self._clock_ns() // 1000)
+        except _REFUSED:
+            halves = flush.halves()
+            if halves is None:
+                self.lose(f"malformed {flush.kind}", 1)
+                return
+            for half in halves:
+                self._write(half)
+            return
+        with self._guard:
+            self.losses.update(self._writer.malformed)
 
     def _reach(self) -> None:
         """Have the file open, and have it be the one at the path."""

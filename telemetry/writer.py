@@ -50,6 +50,21 @@ class Flush:
     losses: dict[str, int] = field(default_factory=dict)
     queued: int = 0
 
+    def halves(self) -> tuple[Flush, Flush] | None:
+        """The same in two parts; None for a single record or row."""
+        if len(self.records) > 1:
+            middle = len(self.records) // 2
+            return Flush(self.records[:middle]), Flush(self.records[middle:], self.rows, self.losses, self.queued)
+        if len(self.rows) + len(self.records) > 1:
+            middle = (len(self.rows) + 1) // 2
+            return Flush(self.records, self.rows[:middle]), Flush([], self.rows[middle:], self.losses, self.queued)
+        return None
+
+    @property
+    def kind(self) -> str:
+        """Of a single record or row."""
+        return type(self.records[0]).__name__ if self.records else self.rows[0][0] if self.rows else "losses"
+
 
 _TIME_COLUMNS = {
     "lever_changes": {2}, "loads": {2}, "rungs": {1}, "shadow_checks": {2}, "health": {1},

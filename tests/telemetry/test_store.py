@@ -17,7 +17,7 @@ import pytest
 from engine.bench.step_stream import StepStream, run_record
 from telemetry import beat
 from telemetry.database import DatabaseLockedError, DatabaseUnreadableError, open_for_reading
-from telemetry.record import GateRecord, StepRecord
+from telemetry.record import GateRecord, LeverRecord, StepRecord
 from telemetry.store import Store
 from tests.telemetry.conftest import OpenStore
 
@@ -72,6 +72,22 @@ def test_a_record_that_no_column_can_hold_is_counted_and_its_neighbours_are_kept
     assert store.flush()
     assert ask(store, "SELECT count(*), min(width) > 0 FROM lane_steps") == [(20, True)]
     assert store.losses["malformed StepRecord"] == 1
+
+
+def test_rows_that_the_database_refuses_are_counted_and_recording_goes_on(open_store: OpenStore) -> None:
+    store = open_store()
+    good = LeverRecord("good", 1, 1, "num_drafts", 3, 5, "tui", "me", "")
+    bad = LeverRecord("bad", 1, 2**64 - 1, "num_drafts", 3, 5, "tui", "me", "")
+    store.put([run_record(), *StepStream().take(20), good, bad, good])
+    store.put_rows("metrics", [(time.time_ns() // 1000, "name", "", 1.0), ("not a time", "name", "", 1.0)])
+    assert store.flush()
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(20,)]
+    assert ask(store, "SELECT change_id FROM lever_changes") == [("good",), ("good",)]
+    assert ask(store, "SELECT count(*) FROM metrics") == [(1,)]
+    assert store.losses == {"malformed LeverRecord": 1, "malformed metrics": 1}
+    assert store.flush()
+    assert ask(store, "SELECT sum(lost)::INTEGER FROM losses") == [(2,)]
+    assert not store.trouble
 
 
 def test_a_word_that_this_version_does_not_know_is_kept_as_other(open_store: OpenStore) -> None:
