@@ -25,7 +25,7 @@ from tui.state import Opened, Retold, Said
 from tui.windows import window
 
 if TYPE_CHECKING:
-    from tui.app import MetraleApp
+    from tui.program import MetraleApp
 
 Handler = Callable[[str], Awaitable[None]]
 CODE = re.compile(r"^(`{3,}|~{3,})[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)

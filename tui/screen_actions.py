@@ -13,7 +13,7 @@ from engine.protocol import wire
 from tui.panels import PANES
 
 if TYPE_CHECKING:
-    from tui.app import MetraleApp
+    from tui.program import MetraleApp
 
 Handler = Callable[[str], Awaitable[None]]
 SPANS_S = (60.0, 180.0, 600.0)

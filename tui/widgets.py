@@ -15,7 +15,7 @@ from tui.state import Phase, State
 
 if TYPE_CHECKING:
     from engine.protocol import wire
-    from tui.app import MetraleApp
+    from tui.program import MetraleApp
 
 
 class Cell(Static):
@@ -52,7 +52,7 @@ class Panel(Vertical):
 
     @property
     def metrale(self) -> MetraleApp:
-        from tui.app import MetraleApp
+        from tui.program import MetraleApp
 
         app: Any = self.app
         if not isinstance(app, MetraleApp):

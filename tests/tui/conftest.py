@@ -10,8 +10,8 @@ import pytest
 from textual.pilot import Pilot
 
 from tests.tui.fake_server import FakeServer
-from tui.app import MetraleApp
 from tui.link import Link
+from tui.program import MetraleApp
 from tui.sessions import Store
 
 PATIENCE_S = 10.0

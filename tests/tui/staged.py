@@ -7,8 +7,8 @@ from pathlib import Path
 
 from engine.protocol import wire
 from tests.tui import scenes
-from tui.app import MetraleApp
 from tui.conversation import Conversation
+from tui.program import MetraleApp
 from tui.sessions import Store
 from tui.state import Dropped, Event, Opened, Said, Sent
 

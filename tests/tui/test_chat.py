@@ -12,12 +12,12 @@ from engine.protocol import wire
 from tests.tui import scenes
 from tests.tui.conftest import type_text, until
 from tests.tui.fake_server import FakeServer
-from tui.app import MetraleApp
 from tui.panels.chat.prompt import Editor, Prompt
 from tui.panels.chat.side import Side
 from tui.panels.chat.transcript import Answer, Note, Transcript
 from tui.panels.levers.lever_list import LeverList
 from tui.pickers import HelpScreen, Picker
+from tui.program import MetraleApp
 from tui.sessions import Store
 
 Make = Callable[..., MetraleApp]

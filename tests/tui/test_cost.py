@@ -18,7 +18,7 @@ HEAVY = ("torch", "numpy", "duckdb", "starlette", "uvicorn", "opentelemetry", "p
 
 
 def test_importing_the_screen_loads_nothing_heavy() -> None:
-    code = f"import sys, tui.app, tui.panels.chat.panel; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import sys, tui.app, tui.program, tui.panels.chat.panel; print([m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

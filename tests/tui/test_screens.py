@@ -13,11 +13,11 @@ from tests.tui.conftest import type_text, until
 from tests.tui.fake_server import FakeServer
 from tests.tui.staged import staged
 from tui.actions import ACTIONS
-from tui.app import MetraleApp
 from tui.panels import PANES
 from tui.panels.levers.lever_list import LeverList
 from tui.panels.provenance.token_map import TokenMap
 from tui.panels.sql import SqlEditor
+from tui.program import MetraleApp
 from tui.widgets import Cell
 
 Make = Callable[..., MetraleApp]

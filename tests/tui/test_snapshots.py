@@ -12,7 +12,7 @@ from textual.widgets import Markdown, TextArea
 
 from tests.tui.conftest import until
 from tests.tui.staged import staged
-from tui.app import MetraleApp
+from tui.program import MetraleApp
 
 Compare = Callable[..., bool]
 SMALL, LARGE = (80, 24), (120, 40)

@@ -18,7 +18,7 @@ from tui.conversation import Conversation, Turn
 from tui.panels.chat.reply_line import reply_line
 from tui.widgets import Cell
 
-SHOWN_TURNS = 60
+SHOWN_TURNS = 40
 """Older turns of a long conversation stay in the file and in the model's view, not on the screen."""
 
 
