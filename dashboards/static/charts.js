@@ -1,6 +1,6 @@
 // Charts of uPlot inside figures: lever marks, a legend with values, and a data table behind every chart.
 
-import { attr, h, list, share, show, text } from "./dom.js";
+import { attr, h, list, show, text } from "./dom.js";
 import { clock, number } from "./format.js";
 
 const colours = new Map();
@@ -23,7 +23,18 @@ const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
  * `stacked` piles them up and fills them.
  */
 export class Chart {
-  constructor({ id, title, unit, series, height = 200, scale = 1, stacked = false, note = "", top = null, isCount = false }) {
+  constructor({
+    id,
+    title,
+    unit,
+    series,
+    height = 200,
+    scale = 1,
+    stacked = false,
+    note = "",
+    top = null,
+    isCount = false,
+  }) {
     Object.assign(this, { id, title, unit, series, height, scale, stacked, top, isCount });
     this.drawn = { history: null, version: -1, seconds: 0 };
     this.tableAt = 0;
@@ -45,7 +56,15 @@ export class Chart {
       "table",
       { class: "grid" },
       h("caption", { text: `${this.title}, the last ${TABLE_ROWS} points` }),
-      h("thead", {}, h("tr", {}, heads.map((label) => h("th", { scope: "col", text: label })))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          heads.map((label) => h("th", { scope: "col", text: label })),
+        ),
+      ),
       this.body,
     );
     this.details = h(
@@ -54,7 +73,12 @@ export class Chart {
       h("summary", { "aria-label": `${this.title}: data table`, text: "table" }),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${this.title}, data` }, table),
     );
-    const heading = h("h3", { id: `${this.id}-title` }, this.title, h("span", { class: "unit", text: ` ${this.unit}` }));
+    const heading = h(
+      "h3",
+      { id: `${this.id}-title` },
+      this.title,
+      h("span", { class: "unit", text: ` ${this.unit}` }),
+    );
     return h(
       "figure",
       { class: "card chart", role: "figure", "aria-labelledby": `${this.id}-title`, "aria-details": `${this.id}-data` },
@@ -99,7 +123,11 @@ export class Chart {
 
   #create() {
     const grid = this.stacked ? "--grid-over" : "--grid";
-    const axis = { stroke: () => colour("--muted"), grid: { stroke: () => colour(grid), width: 1 }, ticks: { show: false } };
+    const axis = {
+      stroke: () => colour("--muted"),
+      grid: { stroke: () => colour(grid), width: 1 },
+      ticks: { show: false },
+    };
     const font = '11px ui-monospace, "SF Mono", Menlo, Consolas, monospace';
     const options = {
       width: Math.max(120, this.plotBox.clientWidth),
@@ -107,14 +135,27 @@ export class Chart {
       legend: { show: false },
       padding: [8, 26, 0, 0],
       drawOrder: this.stacked ? ["series", "axes"] : ["axes", "series"],
-      cursor: { y: false, drag: { x: false, y: false }, points: { show: !this.stacked, size: 6 }, sync: { key: "metrale" } },
+      cursor: {
+        y: false,
+        drag: { x: false, y: false },
+        points: { show: !this.stacked, size: 6 },
+        sync: { key: "metrale" },
+      },
       scales: {
         x: { time: true, range: () => this.range },
         y: { range: (_, low, high) => [0, this.top ?? (high > 0 ? high * 1.08 : 1)] },
       },
       axes: [
         { ...axis, font, size: 22, gap: 4, space: 84, values: (_, splits) => splits.map(clock) },
-        { ...axis, font, size: 46, gap: 6, space: 34, ...(this.isCount ? { incrs: WHOLE } : {}), values: (_, splits) => splits.map(number) },
+        {
+          ...axis,
+          font,
+          size: 46,
+          gap: 6,
+          space: 34,
+          ...(this.isCount ? { incrs: WHOLE } : {}),
+          values: (_, splits) => splits.map(number),
+        },
       ],
       series: [{}, ...this.#lines()],
       hooks: { draw: [(plot) => this.#drawMarks(plot)], setCursor: [(plot) => this.#moved(plot.cursor.idx)] },
@@ -144,11 +185,21 @@ export class Chart {
     if (!this.values) return;
     const at = this.hover ?? this.rows.time.length - 1;
     const entries = this.series
-      .map((entry, index) => ({ ...entry, value: this.values[index][at], used: this.values[index].some((value) => value) }))
+      .map((entry, index) => ({
+        ...entry,
+        value: this.values[index][at],
+        used: this.values[index].some((value) => value),
+      }))
       .filter((entry) => !this.stacked || entry.used);
-    list(this.legend, entries, (entry) => entry.name, makeEntry, (element, entry) => {
-      text(element.lastChild, number(entry.value));
-    });
+    list(
+      this.legend,
+      entries,
+      (entry) => entry.name,
+      makeEntry,
+      (element, entry) => {
+        text(element.lastChild, number(entry.value));
+      },
+    );
   }
 
   #drawMarks(plot) {
@@ -201,13 +252,25 @@ export class Chart {
       ...this.values.map((column) => number(column[index])),
       this.#marksBetween(this.rows.time[index], this.rows.time[index + 1] ?? Infinity),
     ]);
-    list(this.body, rows.map((row, index) => ({ row, index })), ({ index }) => index, ({ row }) =>
-      h("tr", {}, row.map((_, column) => h(column ? "td" : "th", column ? {} : { scope: "row" }))), (element, { row }) =>
-      row.forEach((value, column) => text(element.cells[column], value)));
+    list(
+      this.body,
+      rows.map((row, index) => ({ row, index })),
+      ({ index }) => index,
+      ({ row }) =>
+        h(
+          "tr",
+          {},
+          row.map((_, column) => h(column ? "td" : "th", column ? {} : { scope: "row" })),
+        ),
+      (element, { row }) => row.forEach((value, column) => text(element.cells[column], value)),
+    );
   }
 
   #marksBetween(from, to) {
-    return this.marks.filter((mark) => mark.time >= from && mark.time < to).map((mark) => mark.name).join(", ");
+    return this.marks
+      .filter((mark) => mark.time >= from && mark.time < to)
+      .map((mark) => mark.name)
+      .join(", ");
   }
 
   /** Fit the box that the page leaves; also called when only the height of the window changed. */
@@ -238,35 +301,4 @@ function piled(columns) {
     sums.push(column.map((value, index) => (value === null ? below[index] : value + (below[index] ?? 0))));
   }
   return sums.reverse();
-}
-
-/** A horizontal bar of 0 to 1 with its words, for tables. */
-export function bar(colourName = "--accent") {
-  const fill = h("i", { class: "fill" });
-  fill.style.background = `var(${colourName})`;
-  const spread = h("i", { class: "spread", hidden: true });
-  const element = h("span", { class: "bar", "aria-hidden": "true" }, fill, spread);
-  element.set = (value, deviation = null) => {
-    share(fill, "width", value);
-    show(spread, deviation !== null);
-    share(spread, "left", value - deviation);
-    share(spread, "right", 1 - value - deviation);
-  };
-  return element;
-}
-
-export const laneColour = (lane) => `--lane-${lane.replaceAll("_", "-")}`;
-
-/** A lane's name with its colour and two-letter code. */
-export function laneChip(words, lane) {
-  const element = h("span", { class: "lane" }, h("i", { class: "dot", "aria-hidden": "true" }), h("span", { class: "name" }));
-  element.set = (name) => {
-    if (element.lane === name) return;
-    element.lane = name;
-    element.firstChild.style.background = name ? `var(${laneColour(name)})` : "transparent";
-    text(element.lastChild, name || "–");
-    attr(element, "title", words.lanes[name]?.means ?? null);
-  };
-  element.set(lane);
-  return element;
 }

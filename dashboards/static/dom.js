@@ -65,9 +65,10 @@ export function list(parent, items, key, make, update) {
   }
 }
 
-/** A table row of cells that are updated by position. */
-export function cells(row, values) {
-  values.forEach((value, index) => text(row.cells[index], value));
+/** An input with its label before it and its unit after it. */
+export function field(input, label, unit = "") {
+  const words = h("span", { text: label });
+  return h("label", { class: "field", for: input.id }, words, input, unit && h("span", { class: "unit", text: unit }));
 }
 
 /** Move focus among `items` with the arrow keys, Home and End; exactly one of them is a tab stop. */

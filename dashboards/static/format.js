@@ -12,7 +12,8 @@ export function number(value) {
   return size >= 10 ? rounded.toFixed(1) : rounded.toFixed(2);
 }
 
-export const count = (value) => (value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en-US"));
+export const count = (value) =>
+  value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en-US");
 
 /** A share of 0 to 1 as percent. */
 export function percent(share) {

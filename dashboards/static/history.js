@@ -1,6 +1,17 @@
 // What the charts draw: half-second bins of one hour in fixed rings, so that a page left open does not grow.
 
-const GAUGES = ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "tpot_p99", "active", "waiting", "kv", "cached", "plain"];
+const GAUGES = [
+  "ttft_p50",
+  "ttft_p95",
+  "tpot_p50",
+  "tpot_p95",
+  "tpot_p99",
+  "active",
+  "waiting",
+  "kv",
+  "cached",
+  "plain",
+];
 
 export class History {
   constructor(lanes, { binSeconds = 0.5, bins = 7200, marks = 200 } = {}) {
@@ -8,7 +19,15 @@ export class History {
     this.binSeconds = binSeconds;
     this.capacity = bins;
     this.keepMarks = marks;
-    this.names = ["tokens", "prefill", "seconds", "drafted", "accepted", ...lanes.map((lane) => `lane.${lane}`), ...GAUGES];
+    this.names = [
+      "tokens",
+      "prefill",
+      "seconds",
+      "drafted",
+      "accepted",
+      ...lanes.map((lane) => `lane.${lane}`),
+      ...GAUGES,
+    ];
     this.time = new Float64Array(bins);
     this.columns = Object.fromEntries(this.names.map((name) => [name, new Float32Array(bins)]));
     this.clear();
@@ -105,7 +124,8 @@ export class History {
   }
 
   #mean(name, row, end) {
-    const over = DENOMINATORS[name] ?? (name.startsWith("lane.") || name === "tokens" || name === "prefill" ? "seconds" : "");
+    const over =
+      DENOMINATORS[name] ?? (name.startsWith("lane.") || name === "tokens" || name === "prefill" ? "seconds" : "");
     let sum = 0;
     let weight = 0;
     for (let index = row; index < end; index += 1) {

@@ -21,7 +21,11 @@ export function blocks(source) {
     index += 1;
     if (kind === "code") {
       const mark = FENCE.exec(lines[start])[1];
-      while (index < lines.length && !(lines[index].trim().startsWith(mark) && !lines[index].trim().slice(mark.length).trim())) index += 1;
+      while (
+        index < lines.length &&
+        !(lines[index].trim().startsWith(mark) && !lines[index].trim().slice(mark.length).trim())
+      )
+        index += 1;
       index += 1;
     } else if (kind !== "heading" && kind !== "rule") {
       while (index < lines.length && lines[index].trim() && continues(kind, lines[index])) index += 1;
@@ -68,9 +72,14 @@ function build({ kind, lines }) {
   if (kind === "rule") return h("hr");
   if (kind === "heading") {
     const [, marks, words] = /^(#{1,6})\s+(.*?)\s*#*$/.exec(lines[0]) ?? ["", "#", lines[0]];
-    return h("p", { class: `heading h${marks.length}`, role: "heading", "aria-level": Math.min(6, marks.length + 3) }, inline(words));
+    return h(
+      "p",
+      { class: `heading h${marks.length}`, role: "heading", "aria-level": Math.min(6, marks.length + 3) },
+      inline(words),
+    );
   }
-  if (kind === "quote") return h("blockquote", {}, inline(lines.map((line) => line.replace(/^\s*>\s?/, "")).join("\n")));
+  if (kind === "quote")
+    return h("blockquote", {}, inline(lines.map((line) => line.replace(/^\s*>\s?/, "")).join("\n")));
   if (kind === "bullets" || kind === "numbers") return items(kind, lines);
   return h("p", {}, inline(lines.join("\n")));
 }
@@ -93,13 +102,15 @@ function items(kind, lines) {
   }
   const first = kind === "numbers" ? Number(NUMBER.exec(lines[0])[2]) : 1;
   const element = h(kind === "bullets" ? "ul" : "ol", first === 1 ? {} : { start: first });
-  for (const entry of entries) element.append(h("li", { class: entry.depth >= 2 ? "nested" : null }, inline(entry.text)));
+  for (const entry of entries)
+    element.append(h("li", { class: entry.depth >= 2 ? "nested" : null }, inline(entry.text)));
   return element;
 }
 
 // Longer paragraphs stay plain, so that the pattern's backtracking has a bound whatever a model writes.
 const LONGEST_INLINE = 4000;
-const INLINE = /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(\S(?:.*?\S)?)\*\*|__(\S(?:.*?\S)?)__|\*(\S(?:[^*]*?\S)?)\*|(?<!\w)_(\S(?:[^_]*?\S)?)_(?!\w)/gs;
+const INLINE =
+  /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(\S(?:.*?\S)?)\*\*|__(\S(?:.*?\S)?)__|\*(\S(?:[^*]*?\S)?)\*|(?<!\w)_(\S(?:[^_]*?\S)?)_(?!\w)/gs;
 
 /** Code, strong and emphasis; a link stays text, because where it leads was written by a model. */
 export function inline(source) {

@@ -88,7 +88,10 @@ const HANDLERS = {
     if (state.replay && !replaying) return state;
     if (replaying && !state.replay) return state;
     const floor = message.time - RECENT_S;
-    const recent = last(state.recent.filter((frame) => frame.time > floor && frame.time <= message.time), KEEP.recent - 1);
+    const recent = last(
+      state.recent.filter((frame) => frame.time > floor && frame.time <= message.time),
+      KEEP.recent - 1,
+    );
     return {
       ...state,
       stats: message,
@@ -101,7 +104,8 @@ const HANDLERS = {
   gate: (state, message, at) => {
     if (!isOfThisTime(state, message)) return state;
     const before = state.gateLog[state.gateLog.length - 1];
-    const isNews = !before || before.reason !== message.reason || before.arm !== message.arm || before.mode !== message.mode;
+    const isNews =
+      !before || before.reason !== message.reason || before.arm !== message.arm || before.mode !== message.mode;
     return {
       ...state,
       gate: message,
@@ -190,7 +194,11 @@ const HANDLERS = {
   }),
   not_sent: (state, { request_id }) => ({
     ...state,
-    turns: change(state.turns, request_id, (turn) => ({ ...turn, status: "refused", error: "Not sent: there is no connection." })),
+    turns: change(state.turns, request_id, (turn) => ({
+      ...turn,
+      status: "refused",
+      error: "Not sent: there is no connection.",
+    })),
   }),
   chat_cleared: (state) => ({ ...state, turns: state.turns.filter((turn) => isRunning(turn)) }),
   turns_dropped: (state, { from }) => {
@@ -206,7 +214,10 @@ const HANDLERS = {
   query_result: (state, message) => {
     const purpose = Object.keys(state.queries).find((key) => state.queries[key].id === message.query_id);
     if (!purpose) return state;
-    return { ...state, queries: { ...state.queries, [purpose]: { ...state.queries[purpose], result: filled(message) } } };
+    return {
+      ...state,
+      queries: { ...state.queries, [purpose]: { ...state.queries[purpose], result: filled(message) } },
+    };
   },
   replay_asked: (state, { run, action, speed, position, duration, startedAt }) => {
     if (action === "stop") return { ...state, replay: null, stats: null, recent: [], gate: null, requests: [] };
@@ -232,7 +243,9 @@ function without(record, key) {
 const isRunning = (turn) => ["sent", "queued", "streaming", "stopping"].includes(turn.status);
 
 const cutOff = (turn) =>
-  isRunning(turn) ? { ...turn, status: "done", reason: "lost", error: "The connection was lost; the reply ended here." } : turn;
+  isRunning(turn)
+    ? { ...turn, status: "done", reason: "lost", error: "The connection was lost; the reply ended here." }
+    : turn;
 
 /** The text of a delta: its tokens carry it, and `text` is the same again or empty. */
 const spoken = (message) => message.tokens.map((array) => array[4] ?? "").join("") || message.text;
@@ -282,7 +295,15 @@ export function sumLanes(frames) {
   const sums = {};
   for (const frame of frames) {
     for (const [name, lane] of Object.entries(frame.lanes)) {
-      const sum = sums[name] ?? { steps: 0, tokens: 0, seconds: 0, drafted: 0, accepted: 0, drafted_at: [], accepted_at: [] };
+      const sum = sums[name] ?? {
+        steps: 0,
+        tokens: 0,
+        seconds: 0,
+        drafted: 0,
+        accepted: 0,
+        drafted_at: [],
+        accepted_at: [],
+      };
       sums[name] = {
         steps: sum.steps + (lane.steps ?? 0),
         tokens: sum.tokens + (lane.tokens ?? 0),
@@ -312,7 +333,9 @@ export function rates(state, seconds) {
     prefill += frame.prefill_tokens_per_s * frame.window_s;
     covered += frame.window_s;
   }
-  return covered ? { tokens: tokens / covered, prefill: prefill / covered, covered } : { tokens: null, prefill: null, covered: 0 };
+  return covered
+    ? { tokens: tokens / covered, prefill: prefill / covered, covered }
+    : { tokens: null, prefill: null, covered: 0 };
 }
 
 /** One word for what the page can be trusted to show: connecting, disconnected, refused, loading, failed, stale, live. */
@@ -326,6 +349,9 @@ export function condition(state, at) {
   if (!state.stats) return "empty";
   return at - state.statsAt > STALE_AFTER_S ? "stale" : "live";
 }
+
+/** Whether what is asked for now could be carried out. */
+export const mayControl = (state) => state.role !== "read" && state.link.status === "open" && !state.replay;
 
 export const lever = (state, name) => state.levers.find((entry) => entry.name === name);
 

@@ -13,7 +13,18 @@ export class Wire {
    * `onMessage(message)` gets every server message; `onLink(change)` gets `{status, attempt, retryAt, message}`.
    * `received()` counts the tokens held of each running reply; `clock()` is seconds; socket class and timers can be replaced by a test.
    */
-  constructor({ url, token, rate = 10, onMessage, onLink, received = () => ({}), clock, Socket = globalThis.WebSocket, later = (run, ms) => setTimeout(run, ms), cancel = (timer) => clearTimeout(timer) }) {
+  constructor({
+    url,
+    token,
+    rate = 10,
+    onMessage,
+    onLink,
+    received = () => ({}),
+    clock,
+    Socket = globalThis.WebSocket,
+    later = (run, ms) => setTimeout(run, ms),
+    cancel = (timer) => clearTimeout(timer),
+  }) {
     Object.assign(this, { url, token, rate, onMessage, onLink, received, clock, Socket, later, cancel });
     this.session = "";
     this.welcomed = 0;
@@ -34,7 +45,8 @@ export class Wire {
     this.socket = socket;
     socket.onopen = () => this.#greet(socket);
     socket.onmessage = (event) => socket === this.socket && this.#take(event.data);
-    socket.onclose = () => socket === this.socket && this.#lost("The server closed the connection or cannot be reached.");
+    socket.onclose = () =>
+      socket === this.socket && this.#lost("The server closed the connection or cannot be reached.");
     socket.onerror = () => {};
     this.heard = this.clock();
     this.#watch();

@@ -5,9 +5,9 @@ import { test } from "node:test";
 
 import { age, leverBounds, leverValue, number, percent, span } from "../../dashboards/static/format.js";
 import { History } from "../../dashboards/static/history.js";
-import { typedValue } from "../../dashboards/static/levers.js";
+import { typedValue } from "../../dashboards/static/control.js";
 import { blocks } from "../../dashboards/static/markdown.js";
-import { replyLine } from "../../dashboards/static/panels/chat.js";
+import { replyLine } from "../../dashboards/static/panels/turn.js";
 import { sorted } from "../../dashboards/static/panels/requests.js";
 import {
   condition,
@@ -22,8 +22,25 @@ import {
 } from "../../dashboards/static/state.js";
 import { Wire } from "../../dashboards/static/wire.js";
 
-const NUM_DRAFTS = { name: "num_drafts", kind: "int", value: 3, default: 3, source: "default", minimum: 1, maximum: 15, unit: "drafts" };
-const WELCOME = { type: "welcome", version: 1, session: "a", state: "ready", role: "control", facts: { model: "m" }, levers: [NUM_DRAFTS] };
+const NUM_DRAFTS = {
+  name: "num_drafts",
+  kind: "int",
+  value: 3,
+  default: 3,
+  source: "default",
+  minimum: 1,
+  maximum: 15,
+  unit: "drafts",
+};
+const WELCOME = {
+  type: "welcome",
+  version: 1,
+  session: "a",
+  state: "ready",
+  role: "control",
+  facts: { model: "m" },
+  levers: [NUM_DRAFTS],
+};
 const QUANTILES = { count: 0 };
 
 const stats = (time, more = {}) => ({
@@ -43,7 +60,8 @@ const stats = (time, more = {}) => ({
   ...more,
 });
 
-const run = (messages, state = initial) => messages.reduce((before, message, index) => reduce(before, message, index), state);
+const run = (messages, state = initial) =>
+  messages.reduce((before, message, index) => reduce(before, message, index), state);
 
 test("an unknown message changes nothing", () => {
   assert.equal(reduce(initial, { type: "news_of_a_later_version" }), initial);
@@ -59,7 +77,16 @@ test("a lever keeps its value in force until the event says otherwise", () => {
   let state = run([WELCOME, { type: "lever_asked", change_id: "c", name: "num_drafts", value: 5, kind: "set" }]);
   assert.equal(lever(state, "num_drafts").value, 3);
   assert.equal(pendingFor(state, "num_drafts").value, 5);
-  state = reduce(state, { type: "lever_event", change_id: "c", name: "num_drafts", old: 3, new: 5, tick: 9, time: 1, origin: "web" });
+  state = reduce(state, {
+    type: "lever_event",
+    change_id: "c",
+    name: "num_drafts",
+    old: 3,
+    new: 5,
+    tick: 9,
+    time: 1,
+    origin: "web",
+  });
   assert.equal(lever(state, "num_drafts").value, 5);
   assert.equal(pendingFor(state, "num_drafts"), undefined);
   assert.equal(state.events.length, 1);
@@ -81,17 +108,32 @@ test("deltas grow a reply by the text of their tokens, and done adds what was he
     WELCOME,
     { type: "asked", request_id: "r", content: "hi" },
     { type: "queued", request_id: "r", prompt_tokens: 5, max_context: 100 },
-    { type: "delta", request_id: "r", text: "", tokens: [[1, "plain", 0, 1, "He", null, [], []], [2, "ngram", 1, 2, "llo", -0.5, [], [7]]] },
+    {
+      type: "delta",
+      request_id: "r",
+      text: "",
+      tokens: [
+        [1, "plain", 0, 1, "He", null, [], []],
+        [2, "ngram", 1, 2, "llo", -0.5, [], [7]],
+      ],
+    },
     { type: "done", request_id: "r", reason: "stop", usage: {}, text: "!" },
   ]);
   const reply = state.turns.at(-1);
   assert.equal(reply.text, "Hello!");
   assert.deepEqual([reply.tokens[1].lane, reply.tokens[1].draft, reply.tokens[1].rejected], ["ngram", 1, [7]]);
-  assert.deepEqual(conversation(state, "be brief").map((turn) => turn.role), ["system", "user", "assistant"]);
+  assert.deepEqual(
+    conversation(state, "be brief").map((turn) => turn.role),
+    ["system", "user", "assistant"],
+  );
 });
 
 test("a delta without texts in its tokens takes the text beside them", () => {
-  const state = run([WELCOME, { type: "asked", request_id: "r", content: "hi" }, { type: "delta", request_id: "r", text: "abc", tokens: [] }]);
+  const state = run([
+    WELCOME,
+    { type: "asked", request_id: "r", content: "hi" },
+    { type: "delta", request_id: "r", text: "abc", tokens: [] },
+  ]);
   assert.equal(state.turns.at(-1).text, "abc");
 });
 
@@ -112,12 +154,18 @@ test("frames are kept for thirty seconds and no longer", () => {
 });
 
 test("rates are weighted by the time that a frame covers", () => {
-  const state = run([WELCOME, stats(1, { tokens_per_s: 10, window_s: 0.5 }), stats(2, { tokens_per_s: 70, window_s: 1 })]);
+  const state = run([
+    WELCOME,
+    stats(1, { tokens_per_s: 10, window_s: 0.5 }),
+    stats(2, { tokens_per_s: 70, window_s: 1 }),
+  ]);
   assert.equal(rates(state, 10).tokens, 50);
 });
 
 test("lanes add up position by position", () => {
-  const frame = { lanes: { mtp: { steps: 1, tokens: 3, drafted: 3, accepted: 2, drafted_at: [1, 1, 1], accepted_at: [1, 1] } } };
+  const frame = {
+    lanes: { mtp: { steps: 1, tokens: 3, drafted: 3, accepted: 2, drafted_at: [1, 1, 1], accepted_at: [1, 1] } },
+  };
   const { mtp } = sumLanes([frame, frame]);
   assert.deepEqual([mtp.tokens, mtp.drafted_at, mtp.accepted_at], [6, [2, 2, 2], [2, 2]]);
 });
@@ -158,7 +206,10 @@ test("the history keeps its size and its means", () => {
 test("the history leaves a gap where no frame came, and ends where it is told", () => {
   const history = new History(["plain"]);
   for (const time of [1, 2, 60, 61]) history.add(stats(time));
-  assert.deepEqual(history.window(["tokens"], 100).tokens.map((value) => value && Math.round(value)), [40, 40, null, 40, 40]);
+  assert.deepEqual(
+    history.window(["tokens"], 100).tokens.map((value) => value && Math.round(value)),
+    [40, 40, null, 40, 40],
+  );
   assert.deepEqual(history.window(["tokens"], 100, { until: 10 }).time, [1, 2]);
 });
 
@@ -176,16 +227,23 @@ test("a step back in time starts the history afresh", () => {
 
 test("the effect of a change is the ratio of means with its interval, and none without traffic", () => {
   const history = new History(["plain"]);
-  for (let time = 0; time < 20; time += 0.5) history.add(stats(time, { tokens_per_s: (time < 10 ? 40 : 60) + (time % 1) }));
+  for (let time = 0; time < 20; time += 0.5)
+    history.add(stats(time, { tokens_per_s: (time < 10 ? 40 : 60) + (time % 1) }));
   const effect = history.effect(10);
   assert.ok(Math.abs(effect.change - 0.5) < 0.03 && effect.spread < 0.05, JSON.stringify(effect));
   assert.equal(history.effect(0), null);
 });
 
 test("numbers keep three digits and say when there is none", () => {
-  assert.deepEqual([number(48.123), number(0.5), number(1234.6), number(3), number(null), number(9.9999)], ["48.1", "0.50", "1,235", "3", "–", "10.0"]);
+  assert.deepEqual(
+    [number(48.123), number(0.5), number(1234.6), number(3), number(null), number(9.9999)],
+    ["48.1", "0.50", "1,235", "3", "–", "10.0"],
+  );
   assert.deepEqual([percent(0.0042), percent(0.5), percent(undefined)], ["0.42", "50", "–"]);
-  assert.deepEqual([span(4), span(4.25), span(75), span(3700), age(0.2), age(5.7)], ["4 s", "4.3 s", "1 min 15 s", "1 h 1 min", "just now", "5 s ago"]);
+  assert.deepEqual(
+    [span(4), span(4.25), span(75), span(3700), age(0.2), age(5.7)],
+    ["4 s", "4.3 s", "1 min 15 s", "1 h 1 min", "just now", "5 s ago"],
+  );
 });
 
 test("lever words and typed values agree", () => {
@@ -199,12 +257,25 @@ test("lever words and typed values agree", () => {
 });
 
 test("requests sort by any column, ties by id", () => {
-  const rows = [{ request_id: "b", age_s: 1 }, { request_id: "a", age_s: 1 }, { request_id: "c", age_s: 0 }];
-  assert.deepEqual(sorted(rows, "age_s", true).map((row) => row.request_id), ["a", "b", "c"]);
+  const rows = [
+    { request_id: "b", age_s: 1 },
+    { request_id: "a", age_s: 1 },
+    { request_id: "c", age_s: 0 },
+  ];
+  assert.deepEqual(
+    sorted(rows, "age_s", true).map((row) => row.request_id),
+    ["a", "b", "c"],
+  );
 });
 
 test("a speed-up below one is shown as it is", () => {
-  const turn = { status: "done", reason: "stop", usage: { output_tokens: 11, decode_us: 1e6, drafted: 4, accepted: 1 }, speedup: 0.94, tokens: [] };
+  const turn = {
+    status: "done",
+    reason: "stop",
+    usage: { output_tokens: 11, decode_us: 1e6, drafted: 4, accepted: 1 },
+    speedup: 0.94,
+    tokens: [],
+  };
   const line = replyLine(turn, { finishes: { stop: "finished" } }, 0);
   assert.match(line, /10 tok\/s/);
   assert.match(line, /1 of 4 drafts accepted \(25 %\)/);
@@ -269,7 +340,10 @@ test("hello carries version and token; welcome is answered by a subscription", (
   const { wire, sockets, greet } = rig("secret");
   wire.connect();
   greet();
-  assert.deepEqual(sockets[0].sent.map((message) => message.type), ["hello", "subscribe"]);
+  assert.deepEqual(
+    sockets[0].sent.map((message) => message.type),
+    ["hello", "subscribe"],
+  );
   assert.equal(sockets[0].sent[0].token, "secret");
   assert.ok(!sockets[0].url.includes("secret"));
 });
@@ -295,7 +369,10 @@ test("a lost connection comes back with growing pauses and resumes", () => {
 });
 
 test("a refusal and another version end it, with a sentence and without trying again", () => {
-  for (const answer of [{ type: "refused", message: "The token is wrong." }, { ...WELCOME, version: 2 }]) {
+  for (const answer of [
+    { type: "refused", message: "The token is wrong." },
+    { ...WELCOME, version: 2 },
+  ]) {
     const { wire, sockets, seen, pass, greet } = rig();
     wire.connect();
     greet(answer);

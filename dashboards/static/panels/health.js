@@ -10,7 +10,16 @@ export function createHealth({ now }) {
   const fact = (label, unit) => {
     const value = h("b", { class: "value", text: "–" });
     const note = h("span", { class: "sub" });
-    return { element: h("div", { class: "fact" }, h("dt", { text: label }), h("dd", {}, value, unit && h("span", { class: "unit", text: ` ${unit}` }), note)), value, note };
+    return {
+      element: h(
+        "div",
+        { class: "fact" },
+        h("dt", { text: label }),
+        h("dd", {}, value, unit && h("span", { class: "unit", text: ` ${unit}` }), note),
+      ),
+      value,
+      note,
+    };
   };
   const facts = {
     cost: fact("Cost of recording", "% of tick time"),
@@ -22,11 +31,39 @@ export function createHealth({ now }) {
   };
   const losses = h("tbody");
   const noLosses = h("p", { class: "empty", text: "Nothing was dropped since the run began." });
-  const lossTable = h("div", { class: "scroll" }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: "Losses" }), h("thead", {}, h("tr", {}, h("th", { scope: "col", text: "Kind" }), h("th", { scope: "col", class: "right", text: "Dropped, n" }))), losses));
+  const lossTable = h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      { class: "grid" },
+      h("caption", { class: "hidden", text: "Losses" }),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          h("th", { scope: "col", text: "Kind" }),
+          h("th", { scope: "col", class: "right", text: "Dropped, n" }),
+        ),
+      ),
+      losses,
+    ),
+  );
   const about = h("dl", { class: "details" });
   const log = h("ol", { class: "plain log", tabindex: "0", role: "log", "aria-label": "Log" });
   const noLog = h("p", { class: "empty", text: "No message at this level." });
-  const level = h("select", { id: "log-level", on: { change: () => (least = level.value) } }, LEVELS.map((name) => h("option", { value: name, text: name === "info" ? "all" : name === "warning" ? "warnings and errors" : "errors" })));
+  const level = h(
+    "select",
+    { id: "log-level", on: { change: () => (least = level.value) } },
+    LEVELS.map((name) =>
+      h("option", {
+        value: name,
+        text: name === "info" ? "all" : name === "warning" ? "warnings and errors" : "errors",
+      }),
+    ),
+  );
 
   function render(state) {
     const { stats, totals, facts: engine } = state;
@@ -42,14 +79,28 @@ export function createHealth({ now }) {
     text(facts.requests.value, count(stats?.total_requests));
     show(noLosses, Boolean(stats) && !lost.length);
     show(lossTable, lost.length > 0);
-    list(losses, lost, ([kind]) => kind, () => h("tr", {}, h("th", { scope: "row" }), h("td", { class: "right" })), (row, [kind, value]) => {
-      text(row.cells[0], kind);
-      text(row.cells[1], count(value));
-    });
+    list(
+      losses,
+      lost,
+      ([kind]) => kind,
+      () => h("tr", {}, h("th", { scope: "row" }), h("td", { class: "right" })),
+      (row, [kind, value]) => {
+        text(row.cells[0], kind);
+        text(row.cells[1], count(value));
+      },
+    );
     renderAbout(engine);
     const entries = state.log.filter((entry) => LEVELS.indexOf(entry.level) >= LEVELS.indexOf(least));
     show(noLog, !entries.length);
-    list(log, entries.toReversed(), keyOf, (entry) => h("li", { "data-level": entry.level }, h("time", { text: clock(entry.time) }), h("b", { text: entry.level }), h("span", { text: entry.message })));
+    list(log, entries.toReversed(), keyOf, (entry) =>
+      h(
+        "li",
+        { "data-level": entry.level },
+        h("time", { text: clock(entry.time) }),
+        h("b", { text: entry.level }),
+        h("span", { text: entry.message }),
+      ),
+    );
   }
 
   function renderAbout(engine) {
@@ -63,18 +114,64 @@ export function createHealth({ now }) {
           ["KV pool", `${count(engine.kv_tokens)} tok in blocks of ${engine.block_size}`],
           ["Batch", `${engine.max_batch_size} seq at most`],
           ["Drafters", engine.drafters.join(", ") || "none"],
-          ["Versions", Object.entries(engine.versions ?? {}).map(([name, version]) => `${name} ${version}`).join(", ") || "–"],
+          [
+            "Versions",
+            Object.entries(engine.versions ?? {})
+              .map(([name, version]) => `${name} ${version}`)
+              .join(", ") || "–",
+          ],
         ];
-    list(about, rows, ([label]) => label, ([label]) => h("div", {}, h("dt", { text: label }), h("dd")), (row, [, value]) => text(row.lastChild, value));
+    list(
+      about,
+      rows,
+      ([label]) => label,
+      ([label]) => h("div", {}, h("dt", { text: label }), h("dd")),
+      (row, [, value]) => text(row.lastChild, value),
+    );
   }
 
   return {
     element: h(
       "div",
       { class: "stack" },
-      h("section", { class: "card", "aria-label": "Health" }, h("dl", { class: "facts" }, Object.values(facts).map(({ element }) => element))),
-      h("div", { class: "columns" }, h("section", { class: "card", "aria-labelledby": "loss-title" }, h("h3", { id: "loss-title", text: "Losses by kind, since the run began" }), lossTable, noLosses), h("section", { class: "card", "aria-labelledby": "about-title" }, h("h3", { id: "about-title", text: "This engine" }), about)),
-      h("section", { class: "card", "aria-labelledby": "log-title" }, h("div", { class: "bar-row" }, h("h3", { id: "log-title", text: "Log" }), h("label", { class: "field", for: "log-level" }, h("span", { text: "Show" }), level)), log, noLog),
+      h(
+        "section",
+        { class: "card", "aria-label": "Health" },
+        h(
+          "dl",
+          { class: "facts" },
+          Object.values(facts).map(({ element }) => element),
+        ),
+      ),
+      h(
+        "div",
+        { class: "columns" },
+        h(
+          "section",
+          { class: "card", "aria-labelledby": "loss-title" },
+          h("h3", { id: "loss-title", text: "Losses by kind, since the run began" }),
+          lossTable,
+          noLosses,
+        ),
+        h(
+          "section",
+          { class: "card", "aria-labelledby": "about-title" },
+          h("h3", { id: "about-title", text: "This engine" }),
+          about,
+        ),
+      ),
+      h(
+        "section",
+        { class: "card", "aria-labelledby": "log-title" },
+        h(
+          "div",
+          { class: "bar-row" },
+          h("h3", { id: "log-title", text: "Log" }),
+          h("label", { class: "field", for: "log-level" }, h("span", { text: "Show" }), level),
+        ),
+        log,
+        noLog,
+      ),
     ),
     render,
     everyMs: 250,

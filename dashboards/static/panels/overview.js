@@ -1,7 +1,8 @@
 // Six charts over one time axis: throughput, lanes, latency, batch, KV and acceptance.
 
-import { Chart, laneColour } from "../charts.js";
+import { Chart } from "../charts.js";
 import { h } from "../dom.js";
+import { laneColour } from "../marks.js";
 
 const WINDOWS = [
   [60, "1 min"],
@@ -106,7 +107,13 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       h(
         "label",
         {},
-        h("input", { type: "radio", name: "window", value, checked: value === seconds, on: { change: () => pick(value) } }),
+        h("input", {
+          type: "radio",
+          name: "window",
+          value,
+          checked: value === seconds,
+          on: { change: () => pick(value) },
+        }),
         h("span", { text: label }),
       ),
     ),
@@ -124,7 +131,11 @@ export function createOverview({ words, getHistory, getUntil, onView }) {
       "div",
       {},
       h("div", { class: "bar-row" }, choice, h("p", { class: "quiet", text: "Vertical lines are lever changes." })),
-      h("div", { class: "charts" }, charts.map((chart) => chart.element)),
+      h(
+        "div",
+        { class: "charts" },
+        charts.map((chart) => chart.element),
+      ),
     ),
     render: () => charts.forEach((chart) => chart.render(getHistory(), seconds, getUntil())),
     repaint: () => charts.forEach((chart) => chart.repaint()),

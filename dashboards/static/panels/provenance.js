@@ -1,6 +1,6 @@
 // Provenance: tokens coloured and coded by the lane that made them, underlined by draft position, details on focus.
 
-import { laneColour, laneChip } from "../charts.js";
+import { laneColour, laneChip } from "../marks.js";
 import { attr, h, list, show, text } from "../dom.js";
 import { number, percent } from "../format.js";
 
@@ -14,7 +14,10 @@ export function renderTokens(parent, turn, words) {
   for (let index = from; index < turn.tokens.length; index += 1) {
     const token = turn.tokens[index];
     const before = turn.tokens[index - 1];
-    if (!before || before.lane !== token.lane) parent.append(h("span", { class: "code", "aria-hidden": "true", text: words.lanes[token.lane]?.code ?? token.lane }));
+    if (!before || before.lane !== token.lane)
+      parent.append(
+        h("span", { class: "code", "aria-hidden": "true", text: words.lanes[token.lane]?.code ?? token.lane }),
+      );
     parent.append(span(token, index, before, words));
   }
   turns.set(parent, { count: turn.tokens.length });
@@ -41,7 +44,8 @@ const spoken = (raw) => (raw === "" ? "no text yet" : raw.includes("\n") ? "line
 
 const visible = (raw) => (raw ? JSON.stringify(raw) : "held back");
 
-const ordinal = (value) => `${value}${{ 1: "st", 2: "nd", 3: "rd" }[value % 100 > 10 && value % 100 < 14 ? 0 : value % 10] ?? "th"}`;
+const ordinal = (value) =>
+  `${value}${{ 1: "st", 2: "nd", 3: "rd" }[value % 100 > 10 && value % 100 < 14 ? 0 : value % 10] ?? "th"}`;
 
 /** What is known of one token, as label and value pairs. */
 export function details(token, words, spelled = () => "") {
@@ -52,9 +56,18 @@ export function details(token, words, spelled = () => "") {
     ["Lane", `${token.lane}: ${lane?.means ?? ""}`],
     ["Origin", token.draft ? `${ordinal(token.draft)} draft of its step, accepted` : "the model's own token"],
     ["Step", number(token.step)],
-    ["Probability", token.logprob === null ? "not asked for" : `${percent(Math.exp(token.logprob))} % (log ${token.logprob.toFixed(2)})`],
+    [
+      "Probability",
+      token.logprob === null
+        ? "not asked for"
+        : `${percent(Math.exp(token.logprob))} % (log ${token.logprob.toFixed(2)})`,
+    ],
   ];
-  if (token.top.length) rows.push(["Alternatives", token.top.map(([id, logprob]) => `${named(id)} ${percent(Math.exp(logprob))} %`).join("\n")]);
+  if (token.top.length)
+    rows.push([
+      "Alternatives",
+      token.top.map(([id, logprob]) => `${named(id)} ${percent(Math.exp(logprob))} %`).join("\n"),
+    ]);
   if (token.rejected.length) rows.push(["Refused here", token.rejected.map(named).join(" ")]);
   if (token.gate) rows.push(["Gate then", `${token.gate.arm}: ${words.gate[token.gate.reason] ?? token.gate.reason}`]);
   return rows;
@@ -75,7 +88,13 @@ export function createInspector(words, getState) {
   }
 
   return {
-    element: h("section", { class: "card inspector", "aria-label": "Token details", "aria-live": "polite", hidden: true }, h("h3", { text: "Token" }), hint, body),
+    element: h(
+      "section",
+      { class: "card inspector", "aria-label": "Token details", "aria-live": "polite", hidden: true },
+      h("h3", { text: "Token" }),
+      hint,
+      body,
+    ),
     show(element) {
       const token = element.parentElement.turn?.tokens[Number(element.dataset.index)];
       if (!token || selected === element) return;
@@ -83,10 +102,16 @@ export function createInspector(words, getState) {
       selected = element;
       attr(element, "aria-selected", "true");
       show(hint, false);
-      list(body, details(token, words, spelled).map(([label, value]) => ({ label, value })), ({ label }) => label, () => h("div", {}, h("dt"), h("dd")), (row, { label, value }) => {
-        text(row.firstChild, label);
-        text(row.lastChild, value);
-      });
+      list(
+        body,
+        details(token, words, spelled).map(([label, value]) => ({ label, value })),
+        ({ label }) => label,
+        () => h("div", {}, h("dt"), h("dd")),
+        (row, { label, value }) => {
+          text(row.firstChild, label);
+          text(row.lastChild, value);
+        },
+      );
     },
   };
 }
@@ -96,7 +121,16 @@ export function createLegend(words) {
   const body = h("ul", { class: "plain" });
   let seen = -1;
   return {
-    element: h("section", { class: "card token-legend", "aria-label": "Legend", hidden: true }, h("h3", { text: "Where tokens came from" }), body, h("p", { class: "quiet", text: "Underlined: an accepted draft, the deeper the thicker. A bar starts each model step. ˣ: drafts were refused here." })),
+    element: h(
+      "section",
+      { class: "card token-legend", "aria-label": "Legend", hidden: true },
+      h("h3", { text: "Where tokens came from" }),
+      body,
+      h("p", {
+        class: "quiet",
+        text: "Underlined: an accepted draft, the deeper the thicker. A bar starts each model step. ˣ: drafts were refused here.",
+      }),
+    ),
     update(all) {
       const tokens = all.flatMap((turn) => turn.tokens);
       if (tokens.length === seen) return;
@@ -104,8 +138,20 @@ export function createLegend(words) {
       const counts = new Map();
       for (const { lane } of tokens) counts.set(lane, (counts.get(lane) ?? 0) + 1);
       const entries = [...counts].sort((left, right) => right[1] - left[1]).map(([lane, count]) => ({ lane, count }));
-      list(body, entries, ({ lane }) => lane, ({ lane }) => h("li", {}, laneChip(words, lane), h("span", { class: "code", text: words.lanes[lane]?.code ?? "" }), h("span", { class: "n" })), (row, { count }) =>
-        text(row.lastChild, `${percent(count / tokens.length)} %`));
+      list(
+        body,
+        entries,
+        ({ lane }) => lane,
+        ({ lane }) =>
+          h(
+            "li",
+            {},
+            laneChip(words, lane),
+            h("span", { class: "code", text: words.lanes[lane]?.code ?? "" }),
+            h("span", { class: "n" }),
+          ),
+        (row, { count }) => text(row.lastChild, `${percent(count / tokens.length)} %`),
+      );
     },
   };
 }

@@ -19,7 +19,7 @@ const SECTIONS = [
 
 const purpose = (view) => `report ${view}`;
 
-export function createReport(runQuery) {
+export function createReport(actions) {
   const title = h("h2", { tabindex: "-1" });
   const body = h("div", { class: "stack" });
   const element = h("section", { class: "stack report", "aria-label": "Report", hidden: true }, title, body);
@@ -29,8 +29,18 @@ export function createReport(runQuery) {
     const head = h("thead");
     const rows = h("tbody");
     const note = h("p", { class: "empty" });
-    const table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heading }, h("table", { class: "grid" }, h("caption", { class: "hidden", text: heading }), head, rows));
-    const section = h("section", { class: "card", "data-view": view }, h("h3", {}, heading, h("span", { class: "unit", text: `  ${view}` })), table, note);
+    const table = h(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": heading },
+      h("table", { class: "grid" }, h("caption", { class: "hidden", text: heading }), head, rows),
+    );
+    const section = h(
+      "section",
+      { class: "card", "data-view": view },
+      h("h3", {}, heading, h("span", { class: "unit", text: `  ${view}` })),
+      table,
+      note,
+    );
     return Object.assign(section, { parts: { head, rows, note, table } });
   }
 
@@ -52,13 +62,24 @@ export function createReport(runQuery) {
     open(name, run) {
       isOpen = true;
       text(title, `Report of ${name}`);
-      for (const [view] of SECTIONS) runQuery(`SELECT * EXCLUDE (run) FROM ${view} WHERE run = ${Number(run)} LIMIT ${ROWS}`, purpose(view), ROWS);
+      for (const [view] of SECTIONS)
+        actions.runQuery(
+          `SELECT * EXCLUDE (run) FROM ${view} WHERE run = ${Number(run)} LIMIT ${ROWS}`,
+          purpose(view),
+          ROWS,
+        );
       show(element, true);
       title.focus();
     },
     render(state) {
       if (!isOpen) return;
-      list(body, SECTIONS, ([view]) => view, make, (section, entry) => update(section, entry, state));
+      list(
+        body,
+        SECTIONS,
+        ([view]) => view,
+        make,
+        (section, entry) => update(section, entry, state),
+      );
     },
   };
 }

@@ -16,7 +16,8 @@ const COLUMNS = [
   ["accepted", "Accepted, %", (row) => percent(row.drafted ? (row.accepted ?? 0) / row.drafted : null)],
 ];
 
-const sortValue = (row, key) => (key === "accepted" ? (row.drafted ? (row.accepted ?? 0) / row.drafted : -1) : (row[key] ?? -1));
+const sortValue = (row, key) =>
+  key === "accepted" ? (row.drafted ? (row.accepted ?? 0) / row.drafted : -1) : (row[key] ?? -1);
 
 export function sorted(rows, key, isDescending) {
   const sign = isDescending ? -1 : 1;
@@ -27,19 +28,33 @@ export function sorted(rows, key, isDescending) {
   });
 }
 
-export function createRequests({ stopRequest, onView, mayControl }) {
+export function createRequests({ actions, onView, mayControl }) {
   let key = "age_s";
   let isDescending = false;
   let filter = "";
   let onlyRunning = false;
   const heads = COLUMNS.map(([name, label, , side]) =>
-    h("th", { scope: "col", class: side ?? "right", "data-key": name }, h("button", { type: "button", class: "sort", text: label, on: { click: () => sortBy(name) } })),
+    h(
+      "th",
+      { scope: "col", class: side ?? "right", "data-key": name },
+      h("button", { type: "button", class: "sort", text: label, on: { click: () => sortBy(name) } }),
+    ),
   );
   const body = h("tbody");
   const empty = h("p", { class: "empty" });
   const ageLine = h("p", { class: "age" });
-  const search = h("input", { type: "search", id: "request-search", placeholder: "id, state, lane", autocomplete: "off", on: { input: () => filterBy(search.value) } });
-  const running = h("input", { type: "checkbox", id: "request-running", on: { change: () => ((onlyRunning = running.checked), onView()) } });
+  const search = h("input", {
+    type: "search",
+    id: "request-search",
+    placeholder: "id, state, lane",
+    autocomplete: "off",
+    on: { input: () => filterBy(search.value) },
+  });
+  const running = h("input", {
+    type: "checkbox",
+    id: "request-running",
+    on: { change: () => ((onlyRunning = running.checked), onView()) },
+  });
 
   function sortBy(name) {
     isDescending = name === key ? !isDescending : name !== "request_id" && name !== "state" && name !== "lane";
@@ -53,26 +68,60 @@ export function createRequests({ stopRequest, onView, mayControl }) {
   }
 
   const matches = (row) =>
-    (!onlyRunning || row.state !== "finished") && (!filter || `${row.request_id} ${row.state} ${row.lane ?? ""} ${row.reason ?? ""} ${row.conversation_id ?? ""}`.toLowerCase().includes(filter));
+    (!onlyRunning || row.state !== "finished") &&
+    (!filter ||
+      `${row.request_id} ${row.state} ${row.lane ?? ""} ${row.reason ?? ""} ${row.conversation_id ?? ""}`
+        .toLowerCase()
+        .includes(filter));
 
   function make(row) {
-    const cancel = h("button", { type: "button", class: "small", text: "Cancel", "aria-label": `Cancel ${row.request_id}`, on: { click: () => stopRequest(row.request_id) } });
-    return h("tr", {}, COLUMNS.map(([, , , side], index) => h(index ? "td" : "th", { scope: index ? null : "row", class: side ?? "right" })), h("td", {}, cancel));
+    const cancel = h("button", {
+      type: "button",
+      class: "small",
+      text: "Cancel",
+      "aria-label": `Cancel ${row.request_id}`,
+      on: { click: () => actions.stopRequest(row.request_id) },
+    });
+    return h(
+      "tr",
+      {},
+      COLUMNS.map(([, , , side], index) =>
+        h(index ? "td" : "th", { scope: index ? null : "row", class: side ?? "right" }),
+      ),
+      h("td", {}, cancel),
+    );
   }
 
   function render(state, at) {
-    for (const head of heads) attr(head, "aria-sort", head.dataset.key === key ? (isDescending ? "descending" : "ascending") : "none");
+    for (const head of heads)
+      attr(head, "aria-sort", head.dataset.key === key ? (isDescending ? "descending" : "ascending") : "none");
     const rows = sorted(state.requests.filter(matches), key, isDescending);
     show(empty, !rows.length);
-    text(empty, state.requests.length ? "No request matches the filter." : "No request yet. Say something in the chat, or call the API.");
-    list(body, rows, (row) => row.request_id, make, (element, row) => {
-      COLUMNS.forEach(([, , show_], index) => text(element.cells[index], show_(row)));
-      attr(element, "data-state", row.state);
-      const button = element.lastChild.firstChild;
-      show(button, row.state !== "finished");
-      button.disabled = !mayControl();
-    });
-    text(ageLine, state.requestsAt ? `${rows.length} of ${state.requests.length} requests, updated ${age(at - state.requestsAt)}` : "");
+    text(
+      empty,
+      state.requests.length
+        ? "No request matches the filter."
+        : "No request yet. Say something in the chat, or call the API.",
+    );
+    list(
+      body,
+      rows,
+      (row) => row.request_id,
+      make,
+      (element, row) => {
+        COLUMNS.forEach(([, , show_], index) => text(element.cells[index], show_(row)));
+        attr(element, "data-state", row.state);
+        const button = element.lastChild.firstChild;
+        show(button, row.state !== "finished");
+        button.disabled = !mayControl();
+      },
+    );
+    text(
+      ageLine,
+      state.requestsAt
+        ? `${rows.length} of ${state.requests.length} requests, updated ${age(at - state.requestsAt)}`
+        : "",
+    );
   }
 
   return {
@@ -86,7 +135,17 @@ export function createRequests({ stopRequest, onView, mayControl }) {
         h("label", { class: "field", for: "request-running" }, running, h("span", { text: "running only" })),
         ageLine,
       ),
-      h("div", { class: "scroll card flush", tabindex: "0", role: "region", "aria-label": "Requests" }, h("table", { class: "grid wide" }, h("caption", { class: "hidden", text: "Requests" }), h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, h("span", { class: "hidden", text: "Cancel" })))), body)),
+      h(
+        "div",
+        { class: "scroll card flush", tabindex: "0", role: "region", "aria-label": "Requests" },
+        h(
+          "table",
+          { class: "grid wide" },
+          h("caption", { class: "hidden", text: "Requests" }),
+          h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, h("span", { class: "hidden", text: "Cancel" })))),
+          body,
+        ),
+      ),
       empty,
     ),
     render,

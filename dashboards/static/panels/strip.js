@@ -2,7 +2,7 @@
 
 import { attr, h, text } from "../dom.js";
 import { age, count, number, percent } from "../format.js";
-import { laneChip } from "../charts.js";
+import { laneChip } from "../marks.js";
 import { rates } from "../state.js";
 
 const WINDOW_S = 2;
@@ -29,7 +29,11 @@ export function createStrip({ words }) {
   const element = h(
     "section",
     { class: "strip", "aria-label": "Now" },
-    h("dl", {}, names.map((name) => figures[name].element)),
+    h(
+      "dl",
+      {},
+      names.map((name) => figures[name].element),
+    ),
     ageLine,
   );
 
@@ -55,9 +59,16 @@ export function createStrip({ words }) {
       put("ttft", number(stats.ttft.p50), quantileNote(stats.ttft));
       put("tpot", number(stats.tpot.p50), quantileNote(stats.tpot));
       put("batch", count(stats.active), batchNote(stats));
-      put("kv", percent(stats.kv_total_tokens ? stats.kv_used_tokens / stats.kv_total_tokens : null), `${count(stats.kv_used_tokens)} of ${count(stats.kv_total_tokens)} tok`);
+      put(
+        "kv",
+        percent(stats.kv_total_tokens ? stats.kv_used_tokens / stats.kv_total_tokens : null),
+        `${count(stats.kv_used_tokens)} of ${count(stats.kv_total_tokens)} tok`,
+      );
       chip.set(stats.lane);
-      text(figures.lane.note, gate ? `gate: ${gate.mode}${gate.arm === gate.mode ? "" : `, ran ${gate.arm}`}` : "gate not asked yet");
+      text(
+        figures.lane.note,
+        gate ? `gate: ${gate.mode}${gate.arm === gate.mode ? "" : `, ran ${gate.arm}`}` : "gate not asked yet",
+      );
     } else {
       for (const name of names) text(figures[name].note, "");
       for (const name of names.slice(0, -1)) text(figures[name].value, "–");
