@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cli.options import database_of, find_address
-from engine.protocol.client import Address, WireClient
+from engine.protocol.address import Address
+from engine.protocol.client import WireClient
 from telemetry.queries import Limits, QueryError, Result, run_query
 
 MAX_ROWS = 10_000

@@ -15,7 +15,7 @@ import click
 
 from engine.cli import places
 from engine.cli.errors import Failure
-from engine.server.run import bind
+from engine.server.sockets import bind
 
 LEAVE_S = 15.0
 

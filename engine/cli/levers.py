@@ -19,7 +19,8 @@ from engine.levers.catalog import LEVERS
 from engine.levers.presets import Presets, difference
 from engine.levers.resolve import find, resolve
 from engine.levers.spec import Value
-from engine.protocol.client import Address, WireClient
+from engine.protocol.address import Address
+from engine.protocol.client import WireClient
 from engine.protocol.wire import LeverEvent, LeverRefused, LeverView
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from engine.levers.catalog import LEVERS
 from engine.levers.presets import Presets
 from engine.levers.resolve import Source, resolve
 from engine.levers.spec import Lever, LeverError, Value
-from engine.protocol.client import Address
+from engine.protocol.address import Address
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_PORT = 8080

@@ -15,7 +15,7 @@ from typing import Any
 from engine.cli.asking import Question, ask
 from engine.cli.errors import Failure
 from engine.cli.options import database_of, find_address
-from engine.protocol.client import Address
+from engine.protocol.address import Address
 
 TIMEOUT_S = 300.0
 

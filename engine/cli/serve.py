@@ -47,7 +47,7 @@ def serve(
     preset: str | None, **options: Any,
 ) -> int:  # fmt: skip
     """Serve API, page and wire on one port. MODEL is a known name, a GGUF file or a Hugging Face directory."""
-    from engine.server.run import bind
+    from engine.server.sockets import bind
 
     levers, sources = lever_values(options, preset)
     if sys.stdout.isatty() and sys.stdin.isatty() and not no_tui and fd < 0:

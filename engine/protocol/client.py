@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import urllib.parse
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,10 @@ from typing import Self
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from engine.protocol.address import Address
 from engine.protocol.commands import Limits, Sampling, Value
 from engine.protocol.wire import (
     MAX_MESSAGE_BYTES,
-    WIRE_PATH,
     WIRE_VERSION,
     Chat,
     ChatTurn,
@@ -44,6 +43,8 @@ from engine.protocol.wire import (
 )
 from engine.protocol.wire import Query as QueryMessage
 
+__all__ = ["Address", "ChatError", "WireClient", "WireClosedError"]
+
 RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 ANSWER_S = 60.0
 
@@ -54,29 +55,6 @@ class WireClosedError(ConnectionError):
 
 class ChatError(RuntimeError):
     """A reply that was not given; one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a server is, and the token for it; a token in a URL stands in its fragment only."""
-
-    base: str
-    """`http://host:port`."""
-    token: str = ""
-
-    @classmethod
-    def parse(cls, url: str, token: str = "") -> Address:
-        """From `host:port`, `http://host:port` or `http://host:port/#token=...`. Raises `ValueError`."""
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
-            raise ValueError(f"{url!r} is not the address of a server; it looks like http://127.0.0.1:8080.")
-        fragment = urllib.parse.parse_qs(parts.fragment if "=" in parts.fragment else f"token={parts.fragment}")
-        scheme = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme)
-        return cls(f"{scheme}://{parts.netloc}", token or fragment.get("token", [""])[0])
-
-    @property
-    def socket(self) -> str:
-        return self.base.replace("http", "ws", 1) + WIRE_PATH
 
 
 @dataclass(slots=True)

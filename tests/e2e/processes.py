@@ -16,7 +16,8 @@ import psutil
 
 from engine.cli import places
 
-START_S = 90.0
+START_S = 300.0
+"""Also enough to compile the kernels, should their sources have changed."""
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 15.0, what: str = "") -> None:

@@ -19,7 +19,7 @@ from engine.protocol.commands import Limits
 from engine.protocol.wire import ChatTurn, Delta, Done
 from tests.e2e.processes import Home, Serving, family_of, is_gone, serving, wait_for
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(420)]
 
 STORY = [ChatTurn(role="user", content="Write a very long story about the sea.")]
 LONG = Limits(max_tokens=1500, ignore_eos=True)

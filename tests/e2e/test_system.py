@@ -16,7 +16,7 @@ from engine.protocol.commands import Limits, Sampling
 from engine.protocol.wire import ChatTurn, Delta, Done, LeverEvent, Queued, Stats, Subscribe
 from tests.e2e.processes import Home, Serving, serving
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.timeout(420)]
 
 GREEDY = Sampling(temperature=0.0)
 STORY = [ChatTurn(role="user", content="Write a long story about a lighthouse keeper and the sea.")]

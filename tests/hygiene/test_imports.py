@@ -28,6 +28,7 @@ def loaded_by(statement: str) -> set[str]:
         ("import engine.runtime.process", ()),
         ("import engine.cli.main", ()),
         ("from engine.cli.main import cli; cli.get_command(None, 'levers')", ()),
+        ("from engine.cli.main import cli; cli.get_command(None, 'chat')", ()),
         ("import tui.app", ("textual", "rich")),
         ("import dashboards.app", ("starlette",)),
         ("import telemetry.hub, telemetry.record, telemetry.ring", ()),

@@ -1,0 +1,28 @@
+"""Binds the one listening socket of a server; loads no server."""
+
+from __future__ import annotations
+
+import socket
+
+
+class PortTakenError(OSError):
+    """The address cannot be bound; one sentence."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `PortTakenError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise PortTakenError(
+            f"Port {port} on {host} cannot be used ({error.strerror}); choose another with --port."
+        ) from None
+    except OverflowError:
+        listener.close()
+        raise PortTakenError(f"Port {port} does not exist; ports are 0 to 65535.") from None
+    listener.listen(128)
+    return listener
