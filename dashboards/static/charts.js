@@ -6,7 +6,7 @@ import { clock, number } from "./format.js";
 const colours = new Map();
 
 /** A colour of the theme in force. */
-export function colour(name) {
+function colour(name) {
   if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
   return colours.get(name);
 }

@@ -113,7 +113,7 @@ const INLINE =
   /(`+)([^`]|[^`].*?[^`])\1(?!`)|\*\*(\S(?:.*?\S)?)\*\*|__(\S(?:.*?\S)?)__|\*(\S(?:[^*]*?\S)?)\*|(?<!\w)_(\S(?:[^_]*?\S)?)_(?!\w)/gs;
 
 /** Code, strong and emphasis; a link stays text, because where it leads was written by a model. */
-export function inline(source) {
+function inline(source) {
   if (source.length > LONGEST_INLINE) return [source];
   const nodes = [];
   let at = 0;

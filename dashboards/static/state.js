@@ -1,7 +1,7 @@
 // What the page knows, and how each message changes it: a pure reducer without clock, socket or document.
 
 export const WIRE_VERSION = 1;
-export const STALE_AFTER_S = 3;
+const STALE_AFTER_S = 3;
 const RECENT_S = 30;
 const REPLAY_SLACK_S = 60;
 const KEEP = { recent: 400, log: 400, events: 200, gate: 100, turns: 200 };
@@ -265,7 +265,7 @@ function change(turns, id, update) {
 }
 
 /** A token array of the wire by name. */
-export function token([id, lane, draft, step, text = "", logprob = null, top = [], rejected = []]) {
+function token([id, lane, draft, step, text = "", logprob = null, top = [], rejected = []]) {
   return { id, lane, draft, step, text, logprob, top, rejected };
 }
 

@@ -86,6 +86,15 @@ def test_no_source_of_the_page_turns_text_into_markup() -> None:
         assert not found, f"{source.name}: {found}"
 
 
+def test_the_dark_theme_is_the_same_by_system_and_by_button() -> None:
+    sheet = (STATIC / "style.css").read_text()
+    dark = re.findall(r"color-scheme: dark;(.*?)}", sheet, re.DOTALL)
+    variables = [re.findall(r"(--[\w-]+): ([^;]+);", block) for block in dark]
+    assert len(variables) == 2
+    assert len(variables[0]) > 20
+    assert variables[0] == variables[1]
+
+
 def test_the_vendored_library_comes_with_licence_and_origin() -> None:
     served = assets()
     assert b"MIT License" in served["vendor/uplot/LICENSE"].body

@@ -48,7 +48,7 @@ const ordinal = (value) =>
   `${value}${{ 1: "st", 2: "nd", 3: "rd" }[value % 100 > 10 && value % 100 < 14 ? 0 : value % 10] ?? "th"}`;
 
 /** What is known of one token, as label and value pairs. */
-export function details(token, words, spelled = () => "") {
+function details(token, words, spelled = () => "") {
   const lane = words.lanes[token.lane];
   const named = (id) => `#${id}${spelled(id) ? ` ${visible(spelled(id))}` : ""}`;
   const rows = [

@@ -1,6 +1,6 @@
 // Runs: every recorded run, replayed in the same panels as live with pause, speed and scrubber, or as a report.
 
-import { attr, h, list, show, text } from "../dom.js";
+import { attr, h, show, text } from "../dom.js";
 import { NOTHING, span } from "../format.js";
 import { createReport } from "./report.js";
 
