@@ -35,7 +35,8 @@ Progress = Callable[[str], None]
 _LENGTH = struct.Struct("<II")
 _CHUNK = 5_000
 _FOREVER = Retention(0, 0)
-PARTS = ("record", "idle", "ingest", "file", "kill")
+PARTS = ("record", "idle", "ingest", "file", "kill", "cost")
+"""`cost` needs a model and is left out without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +50,14 @@ class TelemetryOptions:
     """In the file whose size and views are measured."""
     kills: int = 200
     rounds: int = 5
+    model: Path | None = None
+    pairs: int = 20
 
 
 def bench_telemetry(options: TelemetryOptions = TelemetryOptions(), progress: Progress = print) -> BenchResult:
     """Run the chosen parts and say what each measured."""
     result = BenchResult("telemetry")
-    parts = {"record": _record, "idle": _idle, "ingest": _ingest, "file": _file, "kill": _kill}
+    parts = {"record": _record, "idle": _idle, "ingest": _ingest, "file": _file, "kill": _kill, "cost": _cost}
     for name in options.parts:
         progress(f"telemetry: {name}")
         with tempfile.TemporaryDirectory() as directory:
@@ -246,6 +249,16 @@ def _kill_once(path: Path, after_s: float) -> tuple[float, int]:
     return float(gap), int(lost)
 
 
+def _cost(options: TelemetryOptions, result: BenchResult, directory: Path, progress: Progress) -> None:
+    """Decode throughput with and without recording, in alternating pairs."""
+    if options.model is None:
+        result.notes.append("cost: left out, since no model was named")
+        return
+    from engine.bench.telemetry_cost import measure
+
+    measure(options.model, directory, result, options.pairs)
+
+
 def victim(path: Path) -> None:
     """Record 5,000 records a second until killed."""
     store = Store(path, retention=_FOREVER)
@@ -264,6 +277,8 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=110_000)
     parser.add_argument("--steps", type=int, default=5_000_000)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--path", type=Path, default=Path("victim.duckdb"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -273,7 +288,9 @@ def main() -> None:
         victim(args.path)
     else:
         parts = PARTS if args.part == "all" else (args.part,)
-        options = TelemetryOptions(parts, args.seconds, args.rate, args.steps, args.kills)
+        options = TelemetryOptions(
+            parts, args.seconds, args.rate, args.steps, args.kills, model=args.model, pairs=args.pairs
+        )
         result = bench_telemetry(options, lambda line: print(line, file=sys.stderr))
         print(result.to_json().decode() if args.json else result.text())
 
