@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import sys
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,11 @@ async def _answer(url: str, token: str, question: str, once: dict[str, Any], chi
         return await _print_reply(client, question, once)
 
 
+def _harmless(text: str) -> str:
+    """Text that cannot steer the terminal: control characters beside line breaks and tabs are dropped."""
+    return "".join(letter for letter in text if letter in "\n\t" or unicodedata.category(letter) != "Cc")
+
+
 async def _print_reply(client: Any, question: str, once: dict[str, Any]) -> int:
     import msgspec
 
@@ -116,7 +122,7 @@ async def _print_reply(client: Any, question: str, once: dict[str, Any]) -> int:
         piece = message.text if isinstance(message, Delta | Done) else ""
         pieces.append(piece)
         if not once["as_json"]:
-            click.echo(piece, nl=False)
+            click.echo(_harmless(piece) if sys.stdout.isatty() else piece, nl=False)
         if isinstance(message, Done):
             if once["as_json"]:
                 figures = msgspec.to_builtins(message.usage)

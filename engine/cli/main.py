@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if debug:
         arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]
     try:
-        result = cli.main(arguments, prog_name="metrale", standalone_mode=False)
+        colour: dict[str, Any] = {"color": False} if os.environ.get("NO_COLOR") else {}
+        result = cli.main(arguments, prog_name="metrale", standalone_mode=False, **colour)
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as end:
         return end.exit_code

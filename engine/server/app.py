@@ -78,7 +78,7 @@ class Server:
         self._parts.steps.add(
             Step((record.end_ns - record.start_ns) / 1e9, record.emitted, record.width)
             for record in records
-            if isinstance(record, StepRecord) and record.width
+            if isinstance(record, StepRecord) and record.width and not record.prefill_tokens
         )
 
     def application(self) -> Starlette:

@@ -66,21 +66,28 @@ async def test_a_chat_with_a_lever_flipped_while_it_speaks_and_sql_during_and_af
     assert counted.stdout.split() == ["output_tokens", "120"]
 
 
+async def speed_alone(client: WireClient) -> float:
+    begun = time.monotonic()
+    _, done, _ = await ask(client, 64)
+    return done.usage.output_tokens / (time.monotonic() - begun)
+
+
+async def speed_of_eight(client: WireClient) -> float:
+    """Tokens per second of eight chats; every one must stream, and none may wait for the others to end."""
+    begun = time.monotonic()
+    questions = [[ChatTurn(role="user", content=f"Tell me {count + 2} facts about birds.")] for count in range(8)]
+    replies = await asyncio.gather(*(ask(client, 64, turns) for turns in questions))
+    assert all(done.usage.output_tokens == 64 for _, done, _ in replies)
+    assert all(len(times) > 4 for _, _, times in replies)
+    assert max(times[0] for _, _, times in replies) < min(times[-1] for _, _, times in replies)
+    return sum(done.usage.output_tokens for _, done, _ in replies) / (time.monotonic() - begun)
+
+
 async def test_eight_chats_at_once_all_stream_and_together_outrun_one(served: Serving) -> None:
     async with WireClient(served.url) as client:
         await ask(client, 8)
-        begun = time.monotonic()
-        _, single, _ = await ask(client, 64)
-        alone = single.usage.output_tokens / (time.monotonic() - begun)
-        begun = time.monotonic()
-        questions = [[ChatTurn(role="user", content=f"Tell me {count + 2} facts about birds.")] for count in range(8)]
-        replies = await asyncio.gather(*(ask(client, 64, turns) for turns in questions))
-        together = sum(done.usage.output_tokens for _, done, _ in replies) / (time.monotonic() - begun)
-        firsts = [times[0] - begun for _, _, times in replies]
-        assert all(done.usage.output_tokens == 64 for _, done, _ in replies)
-        assert all(len(times) > 4 for _, _, times in replies)
-        assert max(firsts) < 0.9 * (max(times[-1] for _, _, times in replies) - begun)
-        assert together > alone
+        ratios = [await speed_of_eight(client) / await speed_alone(client) for _ in range(3)]
+        assert sorted(ratios)[1] > 1
 
 
 async def test_the_same_question_has_the_same_greedy_answer_alone_and_in_company(served: Serving) -> None:
