@@ -29,6 +29,12 @@ def answered(app: MetraleApp) -> bool:
     return reply is not None and reply.status == "done"
 
 
+def drawn(app: MetraleApp) -> str:
+    """The Markdown of the first reply on the screen; nothing while it is not there."""
+    found = app.query(Markdown)
+    return found.first().source if found else ""
+
+
 async def test_a_message_streams_back_as_markdown_with_its_numbers(connected: Make, server: FakeServer) -> None:
     app = connected()
     async with app.run_test(size=WIDE) as pilot:
@@ -36,7 +42,7 @@ async def test_a_message_streams_back_as_markdown_with_its_numbers(connected: Ma
         await type_text(pilot, "hi there")
         await pilot.press("enter")
         await until(pilot, lambda: answered(app))
-        await until(pilot, lambda: app.query(Markdown).first().source == scenes.ANSWER, "all text on the screen")
+        await until(pilot, lambda: drawn(app) == scenes.ANSWER, "all text on the screen")
         assert app.query(Answer).first().numbers.render().plain.endswith("1.37x plain")  # type: ignore[union-attr]
         chat = server.said(wire.Chat)[0]
         assert isinstance(chat, wire.Chat)
@@ -232,8 +238,8 @@ async def test_escape_sequences_of_the_model_reach_neither_screen_nor_file(
         await type_text(pilot, "hi")
         await pilot.press("enter")
         await until(pilot, lambda: answered(app))
-        await until(pilot, lambda: "after" in app.query(Markdown).first().source)
-        assert "\x1b" not in app.query(Markdown).first().source
+        await until(pilot, lambda: "after" in drawn(app))
+        assert "\x1b" not in drawn(app)
         assert "\x1b" not in store.read("hi").last_answer
         assert "\x1b]52" not in app.export_screenshot()
 
