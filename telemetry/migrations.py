@@ -108,7 +108,7 @@ CREATE TABLE gate_decisions (
   run INTEGER, step_id BIGINT, time TIMESTAMP, mode VARCHAR, arm VARCHAR, reason gate_reason_name,
   arms STRUCT("name" VARCHAR, tokens_per_s FLOAT, deviation FLOAT, age INTEGER, stale BOOLEAN)[],
   margin FLOAT, losses UTINYINT, depth UINTEGER, width_bucket USMALLINT, tokens_until_probe INTEGER, pinned BOOLEAN,
-  is_change BOOLEAN);
+  is_change BOOLEAN, plain_tokens_per_s FLOAT, spec_tokens_per_s FLOAT);
 
 CREATE TABLE lever_changes (
   run INTEGER, change_id VARCHAR, time TIMESTAMP, tick BIGINT, name VARCHAR, old VARCHAR, new VARCHAR,

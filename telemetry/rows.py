@@ -32,6 +32,7 @@ Number = Callable[[str], int]
 BatchNumber = Callable[[tuple[str, ...]], int]
 """The number of a set of requests that ran together."""
 
+PLAIN_ARM = "plain"
 _TIMESTAMP = pa.timestamp("us")
 _STEP_INTS: tuple[tuple[str, type], ...] = (
     ("step_id", np.int64), ("tick", np.int64), ("width", np.uint16), ("rows", np.uint32),
@@ -151,9 +152,11 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
         for at, kind in ((1, np.float32), (2, np.float32), (3, np.int32))
     )
     stale = np.fromiter(map(itemgetter(4), flat), np.bool_, len(flat))
+    names = list(map(itemgetter(0), flat))
+    plain, spec = _best_arms(names, speed, lengths)
     arms = pa.StructArray.from_arrays(
         [
-            words(map(itemgetter(0), flat)), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
+            words(names), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
             pa.array(age), pa.array(stale),
         ],
         ["name", "tokens_per_s", "deviation", "age", "stale"],
@@ -173,9 +176,21 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
             "width_bucket": pa.array(column(records, "width_bucket", np.uint16)),
             "tokens_until_probe": pa.array(column(records, "tokens_until_probe", np.int32)),
             "pinned": pa.array([record.pinned for record in records], pa.bool_()),
+            "plain_tokens_per_s": pa.array(plain, mask=plain < 0),
+            "spec_tokens_per_s": pa.array(spec, mask=spec < 0),
             "is_change": pa.array([state != last for state, last in zip(states, [before, *states], strict=False)]),
         }
     )
+
+
+def _best_arms(names: Sequence[str], speed: Array, lengths: Array) -> tuple[Array, Array]:
+    """Speed of the plain arm and of the fastest other one, per decision; -1 where it is not known."""
+    decision = np.repeat(np.arange(len(lengths)), lengths)
+    is_plain = np.fromiter((name == PLAIN_ARM for name in names), np.bool_, len(names))
+    plain, spec = np.full((2, len(lengths)), -1, np.float32)
+    plain[decision[is_plain]] = speed[is_plain]
+    np.maximum.at(spec, decision[~is_plain], speed[~is_plain])
+    return plain, spec
 
 
 def requests(run: int, run_id: str, records: Sequence[RequestRecord], offset_us: int, number: Number) -> pa.Table:

@@ -107,9 +107,7 @@ FROM step_rollup GROUP BY run, minute, lane HAVING sum(drafted) > 0 ORDER BY run
         "Every change of what the gate does: mode, arm or reason, with what it knew of both arms then.",
         """
 SELECT run, time, step_id, mode, arm, reason,
-  list_filter(arms, lambda a: a.name = 'plain')[1].tokens_per_s AS plain_tokens_per_s,
-  list_filter(arms, lambda a: a.name <> 'plain')[1].tokens_per_s AS spec_tokens_per_s,
-  margin, losses, depth, width_bucket, tokens_until_probe, pinned
+  plain_tokens_per_s, spec_tokens_per_s, margin, losses, depth, width_bucket, tokens_until_probe, pinned
 FROM gate_decisions WHERE is_change ORDER BY run, step_id
 """,
     ),
