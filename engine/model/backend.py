@@ -42,6 +42,9 @@ class Batch:
     """Only the argmax of the logit rows is wanted; `Output.logits` may then stay None."""
     taps: tuple[int, ...] = ()
     """Layers (0-based, ascending) after which the residual stream is returned for every row."""
+    previous: tuple[tuple[int, torch.Tensor], ...] = ()
+    """Rows whose token is a 0-d int64 tensor on the device instead of the one in `tokens`; only for backends that
+    state `stages_inputs`, whose other tensors may then lie on the host."""
     layers: tuple[int, ...] | None = None
     """Run only these layers (self-speculation); None: all. Skipped layers write no KV."""
 

@@ -1,0 +1,1 @@
+"""Fused few-row Triton kernels of the decoder, and the programs of launches that run a step with them."""

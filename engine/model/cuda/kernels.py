@@ -1,0 +1,301 @@
+"""Triton kernels of one decoder step; every row's arithmetic is the same in any batch.
+
+A matrix product gives each warp one slice of the inner dimension: the slice is walked in steps of 16 in rising order by
+tensor-core instructions whose output columns do not see each other, and the slices are added at the end. So tile
+sizes may follow the number of rows while each output keeps its order of additions, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _begin(PDL: tl.constexpr) -> Any:
+    """Let the next kernel start: it loads weights while this one still computes."""
+    if PDL:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def _rows_tile(x_ptr, norm_ptr, at_row, ok, k, NORM: tl.constexpr) -> Any:
+    """Activations `[S, inner, R]`, times the norm's weight; and their squares summed `[R]`."""
+    x = tl.load(x_ptr + at_row + k[:, :, None], mask=ok, other=0.0)
+    if NORM:
+        wide = x.to(tl.float32)
+        squares = tl.sum(tl.sum(wide * wide, 1), 0)
+        weight = tl.load(norm_ptr + k[:, :, None])
+        return (wide * weight.to(tl.float32)).to(x.dtype), squares
+    return x, tl.zeros([x.shape[2]], tl.float32)
+
+
+@triton.jit
+def _product(
+    w_ptr, x_ptr, norm_ptr, n, row, ok, eps,
+    K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    BN: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+) -> Any:  # fmt: skip
+    """`W[n] @ norm(x[row])`, float32 `[BN, R]`. The first weights are on their way before the inputs are awaited."""
+    SLICE: tl.constexpr = K // S
+    begin = tl.arange(0, S)[:, None] * SLICE
+    inner = begin + tl.arange(0, BKS)[None, :]
+    w_row = w_ptr + n.to(tl.int64)[None, :, None] * K
+    w = tl.load(w_row + inner[:, None, :])
+    if TAIL > 0:
+        last = begin + ITERS * BKS + tl.arange(0, TAIL if TAIL > 0 else 1)[None, :]
+        w_tail = tl.load(w_row + last[:, None, :])
+    if PDL:
+        gdc_wait()
+    at_row = row.to(tl.int64)[None, None, :] * K
+    live = ok[None, None, :]
+    acc = tl.zeros([S, BN, R], tl.float32)
+    squares = tl.zeros([R], tl.float32)
+    for step in range(ITERS - 1):
+        following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
+        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+        acc = tl.dot(w, x, acc)
+        squares += more
+        w = following
+    x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + (ITERS - 1) * BKS, NORM)
+    acc = tl.dot(w, x, acc)
+    squares += more
+    if TAIL > 0:
+        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
+        acc = tl.dot(w_tail, x, acc)
+        squares += more
+    out = tl.sum(acc, 0)
+    if NORM:
+        out = out * tl.rsqrt(squares / K + eps)[None, :]
+    return out
+
+
+@triton.jit
+def _halves(y, BN: tl.constexpr, R: tl.constexpr) -> Any:
+    """Weights are packed in groups of 16 rows, 8 of one half and 8 of the other: `[BN / 2, R]` of each."""
+    first, second = tl.split(tl.permute(tl.reshape(y, (BN // 16, 2, 8, R)), (0, 2, 3, 1)))
+    return tl.reshape(first, (BN // 2, R)), tl.reshape(second, (BN // 2, R))
+
+
+@triton.jit
+def embed(
+    tokens, sources, ring, table, x_ptr,
+    K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Rows of the embedding; a token with a source comes from the ring of sampled tokens."""
+    _begin(PDL)
+    row = tl.program_id(0)
+    source = tl.load(sources + row)
+    if PDL:
+        gdc_wait()
+    token = tl.load(tokens + row)
+    if source >= 0:
+        token = tl.load(ring + source).to(tl.int32)
+    for at in range(0, K, BLOCK):
+        k = at + tl.arange(0, BLOCK)
+        tl.store(x_ptr + row * K + k, tl.load(table + token.to(tl.int64) * K + k, mask=k < K), mask=k < K)
+
+
+@triton.jit(do_not_specialize=["M"])
+def qkv(
+    x_ptr, norm_ptr, w_ptr, bias_ptr, positions, slots, cos_ptr, sin_ptr, q_ptr, key_ptr, value_ptr, eps,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    BN: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Norm, projection and rope; queries go to `q_ptr`, keys and values into the cache at each row's slot."""
+    _begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    if BIAS:
+        y += tl.load(bias_ptr + n).to(tl.float32)[:, None]
+    left, right = _halves(y, BN, R)
+    head = tl.program_id(0) * BN // D
+    i = tl.program_id(0) * BN % D // 2 + tl.arange(0, BN // 2)
+    position = tl.load(positions + row, mask=row < M, other=-1)
+    slot = tl.load(slots + row, mask=row < M, other=0).to(tl.int64)
+    ok = (position >= 0)[None, :]
+    if head < HEADS + KV_HEADS:
+        angle = tl.maximum(position, 0)[None, :] * (D // 2) + i[:, None]
+        cos, sin = tl.load(cos_ptr + angle), tl.load(sin_ptr + angle)
+        left, right = left * cos - right * sin, right * cos + left * sin
+    if head < HEADS:
+        out = q_ptr + row[None, :] * (HEADS * D) + head * D + i[:, None]
+    elif head < HEADS + KV_HEADS:
+        out = key_ptr + slot[None, :] * (KV_HEADS * D) + (head - HEADS) * D + i[:, None]
+    else:
+        out = value_ptr + slot[None, :] * (KV_HEADS * D) + (head - HEADS - KV_HEADS) * D + i[:, None]
+    tl.store(out, left.to(x_ptr.dtype.element_ty), mask=ok)
+    tl.store(out + D // 2, right.to(x_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _chunk(
+    q, key_ptr, value_ptr, table_at, position, first, kv_head, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, CHUNK: tl.constexpr,
+) -> Any:  # fmt: skip
+    """Attention of `q` `[G, D]` over the positions `first..first+CHUNK-1`: maximum, sum `[G]` and output `[G, D]`."""
+    t = first + tl.arange(0, CHUNK)
+    seen = t <= position
+    block = tl.load(table_at + t // BS, mask=seen, other=0).to(tl.int64)
+    at = ((block * BS + t % BS) * KV_HEADS + kv_head)[:, None] * D + tl.arange(0, D)[None, :]
+    keys = tl.load(key_ptr + at, mask=seen[:, None], other=0.0)
+    values = tl.load(value_ptr + at, mask=seen[:, None], other=0.0)
+    scores = tl.where(seen[None, :], tl.dot(q, tl.trans(keys)) * (scale * LOG2_E), float("-inf"))
+    top = tl.max(scores, 1)
+    weights = tl.exp2(scores - top[:, None])
+    return top, tl.sum(weights, 1), tl.dot(weights.to(values.dtype), values)
+
+
+@triton.jit
+def _merge(top, total, out, top_more, total_more, out_more) -> Any:
+    """Add one chunk to what the earlier ones gave; the fused operations are spelled out so that all callers agree."""
+    new = tl.maximum(top, top_more)
+    old_share, share = tl.exp2(top - new), tl.exp2(top_more - new)
+    total = tl.fma(total, old_share, total_more * share)
+    return new, total, tl.fma(out, old_share[:, None], out_more * share[:, None])
+
+
+@triton.jit
+def _part(part_top, part_total, part_out, part, d, D: tl.constexpr) -> Any:
+    """What another program left; read past this processor's own cache."""
+    return (
+        tl.load(part_top + part, cache_modifier=".cg"),
+        tl.load(part_total + part, cache_modifier=".cg"),
+        tl.load(part_out + part[:, None] * D + d[None, :], cache_modifier=".cg"),
+    )
+
+
+@triton.jit
+def attention(
+    q_ptr, key_ptr, value_ptr, positions, table_starts, tables, out_ptr, part_out, part_top, part_total, arrived, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, CHUNK: tl.constexpr,
+    G: tl.constexpr, MAX_CHUNKS: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Paged attention of one row and KV head. With SPLIT each program takes one chunk and the last to arrive merges
+    them in order; without, one program walks all chunks in the same order with the same operations."""
+    _begin(PDL)
+    row, kv_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    position = tl.load(positions + row)
+    if mine * CHUNK > position:
+        return
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    g, d = tl.arange(0, G), tl.arange(0, D)
+    table_at = tables + tl.load(table_starts + row)
+    at = (row * HEADS + kv_head * GROUP + g)[:, None] * D + d[None, :]
+    ok = (g < GROUP)[:, None]
+    if PDL:
+        gdc_wait()
+    q = tl.load(q_ptr + at, mask=ok, other=0.0)
+    top, total, out = _chunk(
+        q, key_ptr, value_ptr, table_at, position, mine * CHUNK, kv_head, scale, KV_HEADS, D, BS, CHUNK
+    )
+    chunks = position // CHUNK + 1
+    if not SPLIT:
+        first = CHUNK
+        while first <= position:
+            more = _chunk(q, key_ptr, value_ptr, table_at, position, first, kv_head, scale, KV_HEADS, D, BS, CHUNK)
+            first += CHUNK
+            top, total, out = _merge(top, total, out, more[0], more[1], more[2])
+    kind = out_ptr.dtype.element_ty
+    if SPLIT:
+        if chunks == 1:
+            tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+        else:
+            pair = row * KV_HEADS + kv_head  # parts are [rows, kv heads, chunks, G(, D)]
+            part = (pair * MAX_CHUNKS + mine) * G + g
+            tl.store(part_out + part[:, None] * D + d[None, :], out)
+            tl.store(part_top + part, top)
+            tl.store(part_total + part, total)
+            tl.debug_barrier()
+            if tl.atomic_add(arrived + pair, 1, sem="acq_rel", scope="gpu") == chunks - 1:
+                tl.store(arrived + pair, 0)
+                part = pair * MAX_CHUNKS * G + g
+                top, total, out = _part(part_top, part_total, part_out, part, d, D)
+                merged = 1
+                while merged < chunks:
+                    merged += 1
+                    part += G
+                    more = _part(part_top, part_total, part_out, part, d, D)
+                    top, total, out = _merge(top, total, out, more[0], more[1], more[2])
+                tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+    else:
+        tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+
+
+@triton.jit(do_not_specialize=["M"])
+def add_product(
+    x_ptr, w_ptr, residual_ptr, out_ptr, N,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """`out = residual + W @ x`: the output projection of attention and the down projection."""
+    _begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    y = _product(w_ptr, x_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, BN, R, False, PDL)
+    at = row[None, :] * N + n[:, None]
+    ok = (row < M)[None, :]
+    y += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=ok)
+
+
+@triton.jit(do_not_specialize=["M"])
+def gate_up(
+    x_ptr, norm_ptr, w_ptr, out_ptr, eps, F,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Norm, both projections of the feed-forward and `silu(gate) * up`."""
+    _begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    row = tl.program_id(1) * R + tl.arange(0, R)
+    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    gate, up = _halves(y, BN, R)
+    f = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
+    act = gate / (1.0 + tl.exp2(-gate * LOG2_E)) * up
+    tl.store(out_ptr + row[None, :] * F + f[:, None], act.to(out_ptr.dtype.element_ty), mask=(row < M)[None, :])
+
+
+@triton.jit(do_not_specialize=["M"])
+def head(
+    x_ptr, norm_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Final norm and LM head of chosen rows: float32 logits, and per tile the largest with the lowest id."""
+    _begin(PDL)
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    wanted = tl.program_id(1) * R + tl.arange(0, R)
+    row = tl.load(rows_ptr + wanted, mask=wanted < M, other=0)
+    inside = tl.minimum(n, N - 1)
+    y = _product(w_ptr, x_ptr, norm_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    y = tl.where((n < N)[:, None], y, float("-inf"))
+    ok = (wanted < M)[None, :]
+    tl.store(logits_ptr + wanted.to(tl.int64)[None, :] * N + n[:, None], y, mask=ok & (n < N)[:, None])
+    best = tl.max(y, 0)
+    best_id = tl.min(tl.where(y == best[None, :], n[:, None], N), 0)
+    at = wanted * tl.num_programs(0) + tl.program_id(0)
+    tl.store(best_ptr + at, best, mask=wanted < M)
+    tl.store(best_id_ptr + at, best_id, mask=wanted < M)
+
+
+@triton.jit
+def argmax(best_ptr, best_id_ptr, cursor_ptr, ring, tiles, N, BLOCK: tl.constexpr, PDL: tl.constexpr) -> None:
+    """First index of the largest logit of each row, into the ring at the step's cursor."""
+    _begin(PDL)
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    cursor = tl.load(cursor_ptr)
+    if PDL:
+        gdc_wait()
+    best = tl.load(best_ptr + row * tiles + at, mask=at < tiles, other=float("-inf"))
+    ids = tl.load(best_id_ptr + row * tiles + at, mask=at < tiles, other=N)
+    token = tl.min(tl.where(best == tl.max(best, 0), ids, N), 0)
+    tl.store(ring + cursor + row, tl.minimum(token, N - 1).to(tl.int64))

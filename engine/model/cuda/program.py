@@ -1,0 +1,211 @@
+"""The launches of one step for a fixed number of rows, over buffers that never move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+from engine.model.config import ModelConfig
+from engine.model.cuda import kernels
+from engine.model.cuda.inputs import StepInputs
+from engine.model.cuda.packing import PackedLayer, PackedWeights
+from engine.model.cuda.tiling import Tiling, tiling
+from engine.model.kv import PagedKV
+
+RING = 1 << 16
+"""Sampled tokens that stay readable: far more than the rows of the steps that can be in flight."""
+LOGIT_ROWS = 256
+"""Rows whose logits one step may want; more run in several passes of the head."""
+SPLIT_ROWS = 16
+"""Up to this many rows, attention spreads the context of each row over several programs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel, bound to its arguments."""
+
+    part: str
+    """What a profile calls it."""
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    warps: int
+
+    def __call__(self, pdl: bool) -> None:
+        self.kernel[self.grid](*self.arguments, **self._options(pdl))
+
+    def compile(self, pdl: bool) -> None:
+        """Put the binary into Triton's cache without running it."""
+        self.kernel.warmup(*self.arguments, grid=self.grid, **self._options(pdl))
+
+    def _options(self, pdl: bool) -> dict[str, Any]:
+        options = {**self.constants, "PDL": pdl, "num_warps": self.warps, "num_stages": 1}
+        return {**options, "launch_pdl": True} if pdl else options
+
+
+@dataclass(slots=True)
+class Buffers:
+    """Activations of at most `rows` rows; `streams[l]` is the residual stream before layer `l`."""
+
+    streams: torch.Tensor
+    q: torch.Tensor
+    attended: torch.Tensor
+    activated: torch.Tensor
+    logits: torch.Tensor
+    best: torch.Tensor
+    best_id: torch.Tensor
+    ring: torch.Tensor
+    part_out: torch.Tensor
+    part_top: torch.Tensor
+    part_total: torch.Tensor
+    arrived: torch.Tensor
+
+    @classmethod
+    def of(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
+        c = config
+        width = c.num_heads * c.head_dim
+        pairs = min(SPLIT_ROWS, rows) * c.num_kv_heads * chunks_of(c) * group_of(c)
+        tiles = -(-c.vocab_size // 16)
+        wanted = min(rows, LOGIT_ROWS)
+
+        def new(*shape: int, kind: torch.dtype = dtype) -> torch.Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        return cls(
+            streams=new(c.num_layers + 1, rows, c.hidden_size),
+            q=new(rows, width),
+            attended=new(rows, width),
+            activated=new(rows, c.intermediate_size),
+            logits=new(wanted, c.vocab_size, kind=torch.float32),
+            best=new(wanted, tiles, kind=torch.float32),
+            best_id=new(wanted, tiles, kind=torch.int32),
+            ring=new(RING, kind=torch.int64),
+            part_out=new(pairs, c.head_dim, kind=torch.float32),
+            part_top=new(pairs, kind=torch.float32),
+            part_total=new(pairs, kind=torch.float32),
+            arrived=new(min(SPLIT_ROWS, rows) * c.num_kv_heads, kind=torch.int32),
+        )
+
+
+def chunk_of(config: ModelConfig) -> int:
+    """Positions that one program attends to at once; part of the order of additions, so never a matter of width."""
+    return max(64, min(256, 16384 // config.head_dim))
+
+
+def chunks_of(config: ModelConfig) -> int:
+    return -(-config.max_context // chunk_of(config))
+
+
+def group_of(config: ModelConfig) -> int:
+    """Query heads of one KV head, padded to a tensor-core tile."""
+    return max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads))
+
+
+@dataclass(slots=True)
+class ProgramBuilder:
+    """Binds kernels to a model's weights, cache and buffers."""
+
+    config: ModelConfig
+    weights: PackedWeights
+    kv: PagedKV
+    buffers: Buffers
+    tile: Callable[..., Tiling] = tiling
+    launches: list[Launch] = field(default_factory=list)
+
+    def body(self, rows: int, inputs: StepInputs, context: int, layers: Sequence[int] | None = None) -> list[Launch]:
+        """Embedding and layers; `context` bounds the positions that any row reads."""
+        run = range(self.config.num_layers) if layers is None else layers
+        launches = [self._embed(rows, inputs)]
+        stream = 0
+        for layer in run:
+            launches += self._layer(layer, stream, rows, inputs, context)
+            stream = layer + 1
+        return launches
+
+    def head(self, rows: int, inputs: StepInputs, stream: int) -> list[Launch]:
+        """Final norm, LM head and argmax of `rows` chosen rows of `streams[stream]`."""
+        c, b, w = self.config, self.buffers, self.weights
+        tile = self.tile(c.hidden_size, c.vocab_size, rows, normed=True, most=32)
+        tiles = -(-c.vocab_size // tile.outputs)
+        project = Launch(
+            "head", kernels.head, (tiles, -(-rows // tile.rows)),
+            (b.streams[stream], w.final_norm, w.head, inputs.logit_rows, b.logits, b.best, b.best_id, c.rms_eps,
+             c.vocab_size),
+            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps,
+        )  # fmt: skip
+        choose = Launch(
+            "argmax", kernels.argmax, (rows,), (b.best, b.best_id, inputs.cursor, b.ring, tiles, c.vocab_size),
+            {"BLOCK": triton.next_power_of_2(tiles)}, 8,
+        )  # fmt: skip
+        return [project, choose]
+
+    def _embed(self, rows: int, inputs: StepInputs) -> Launch:
+        b, width = self.buffers, self.config.hidden_size
+        return Launch(
+            "embed", kernels.embed, (rows,),
+            (inputs.tokens, inputs.sources, b.ring, self.weights.embedding, b.streams[0]),
+            {"K": width, "BLOCK": min(1024, triton.next_power_of_2(width))}, 4,
+        )  # fmt: skip
+
+    def _layer(self, index: int, stream: int, rows: int, inputs: StepInputs, context: int) -> list[Launch]:
+        layer, b = self.weights.layers[index], self.buffers
+        x, after = b.streams[stream], b.streams[index + 1]
+        # The stream between attention and feed-forward takes the place that the layer's output fills afterwards:
+        # each program of the down projection reads exactly the elements that it writes.
+        return [
+            self._qkv(layer, x, index, rows, inputs),
+            self._attention(index, rows, inputs, context),
+            self._add("out", b.attended, layer.out, x, after, rows),
+            self._gate_up(layer, after, rows),
+            self._add("down", b.activated, layer.down, after, after, rows),
+        ]
+
+    def _qkv(self, layer: PackedLayer, x: torch.Tensor, index: int, rows: int, inputs: StepInputs) -> Launch:
+        c, b, w = self.config, self.buffers, self.weights
+        outputs = layer.qkv.shape[0]
+        tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=min(32 if rows > 16 else 16, c.head_dim))
+        bias = layer.qkv_bias
+        return Launch(
+            "qkv", kernels.qkv, (outputs // tile.outputs, -(-rows // tile.rows)),
+            (x, layer.attn_norm, layer.qkv, layer.qkv if bias is None else bias, inputs.positions, inputs.slots,
+             w.cos, w.sin, b.q, self.kv.keys[index], self.kv.values[index], c.rms_eps),
+            {"M": rows, "K": c.hidden_size, **tile.constants(), "HEADS": c.num_heads, "KV_HEADS": c.num_kv_heads,
+             "D": c.head_dim, "BIAS": bias is not None}, tile.warps,
+        )  # fmt: skip
+
+    def _attention(self, index: int, rows: int, inputs: StepInputs, context: int) -> Launch:
+        c, b = self.config, self.buffers
+        split = rows <= SPLIT_ROWS
+        chunks = -(-context // chunk_of(c)) if split else 1
+        return Launch(
+            "attention", kernels.attention, (rows, c.num_kv_heads, chunks),
+            (b.q, self.kv.keys[index], self.kv.values[index], inputs.positions, inputs.table_starts, inputs.tables,
+             b.attended, b.part_out, b.part_top, b.part_total, b.arrived, c.head_dim**-0.5),
+            {"HEADS": c.num_heads, "KV_HEADS": c.num_kv_heads, "D": c.head_dim, "BS": self.kv.block_size,
+             "CHUNK": chunk_of(c), "G": group_of(c), "MAX_CHUNKS": chunks_of(c), "SPLIT": split}, 8,
+        )  # fmt: skip
+
+    def _add(
+        self, part: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, rows: int
+    ) -> Launch:
+        outputs, inner = weight.shape
+        tile = self.tile(inner, outputs, rows, normed=False, most=32 if rows > 16 else 16)
+        return Launch(
+            part, kernels.add_product, (outputs // tile.outputs, -(-rows // tile.rows)),
+            (x, weight, residual, out, outputs), {"M": rows, "K": inner, **tile.constants()}, tile.warps,
+        )  # fmt: skip
+
+    def _gate_up(self, layer: PackedLayer, x: torch.Tensor, rows: int) -> Launch:
+        c, b = self.config, self.buffers
+        outputs = layer.gate_up.shape[0]
+        tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=32 if rows > 16 else 16)
+        return Launch(
+            "gate_up", kernels.gate_up, (outputs // tile.outputs, -(-rows // tile.rows)),
+            (x, layer.ffn_norm, layer.gate_up, b.activated, c.rms_eps, c.intermediate_size),
+            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps,
+        )  # fmt: skip

@@ -1,0 +1,74 @@
+"""Tile sizes of the matrix kernels: which part of the inner dimension a warp takes, and how many rows share a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.model.config import ModelConfig
+
+MMA_INNER = 16
+"""Inner size of one tensor-core instruction; a slice is a whole number of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """The inner dimension is cut into `slices`; each is walked in `iterations` of `width` and a rest of `tail`."""
+
+    slices: int
+    width: int
+    iterations: int
+    tail: int
+    outputs: int
+    rows: int
+
+    @property
+    def warps(self) -> int:
+        return self.slices
+
+    def constants(self) -> dict[str, int]:
+        """As the kernels' compile-time arguments."""
+        return {
+            "S": self.slices, "BKS": self.width, "ITERS": self.iterations, "TAIL": self.tail, "BN": self.outputs,
+            "R": self.rows,
+        }  # fmt: skip
+
+
+def slices_of(inner: int) -> int:
+    """How many warps share the inner dimension: at most 8, each with whole instructions. Never depends on rows."""
+    return next((count for count in (8, 4, 2, 1) if inner % (count * MMA_INNER) == 0), 0)
+
+
+def row_tile(rows: int) -> int:
+    """Rows that share one read of the weights."""
+    return next((size for size in (8, 16, 32) if rows <= size), 64)
+
+
+def tiling(inner: int, outputs: int, rows: int, *, normed: bool, most: int = 16) -> Tiling:
+    """`normed` products sum squares as well, so their width may not depend on the rows."""
+    slices = slices_of(inner)
+    share = inner // slices
+    tile = row_tile(rows)
+    budget = 1024 if inner < 2048 and (normed or tile == 8) else 512
+    if not normed and tile == 8 and inner >= 2048:
+        budget = 1024
+    width = 1 << ((min(share, budget // slices)).bit_length() - 1)
+    iterations, tail = divmod(share, width)
+    while tail & (tail - 1):  # a rest must be a power of two as well
+        width //= 2
+        iterations, tail = divmod(share, width)
+    wanted = next(size for size in (most, 16) if outputs % size == 0 or size == 16)
+    return Tiling(slices, width, iterations, tail, wanted, tile)
+
+
+def fits(config: ModelConfig) -> str | None:
+    """Why the kernels cannot run this model, in one sentence, or None."""
+    c = config
+    if c.qk_norm or c.output_bias or c.mlp_bias:
+        return "the CUDA kernels run no query and key norms and no biases but those of q, k and v"
+    if c.head_dim not in (16, 32, 64, 128, 256):
+        return f"the CUDA kernels need a head size that is a power of two from 16 to 256, not {c.head_dim}"
+    sizes = {"hidden size": c.hidden_size, "attention width": c.num_heads * c.head_dim, "FFN": c.intermediate_size}
+    for name, size in sizes.items():
+        if size % MMA_INNER:
+            return f"the CUDA kernels need a {name} in multiples of {MMA_INNER}, not {size}"
+    return None
