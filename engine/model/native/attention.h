@@ -100,6 +100,9 @@ void scores(const Chunk<Cache>& chunk, const Query* queries, int head_dim, int b
         for (int t = 0; t < kKeyTiles; ++t) acc[n][t] = splat(0.0f);
     for (int d = 0; d < head_dim; ++d) {
         const int64_t at = static_cast<int64_t>(d) * block_size;
+        const auto* ahead = chunk.values[d % kChunk];  // blocks lie anywhere, so the hardware cannot foresee them
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + head_dim / 2);
         F key[kKeyTiles];
         for (int t = 0; t < kKeyTiles; ++t) key[t] = Cache::read(chunk.keys[t] + at);
         for (int n = 0; n < N; ++n) {
@@ -134,11 +137,13 @@ struct Softmax {
 };
 
 template <class Cache, int N, int Wide>
-void add_values(const Chunk<Cache>& chunk, const Query* queries, const float (*weights)[kChunk], const float* factor, int dim) {
+void add_values(const Chunk<Cache>& chunk, const Chunk<Cache>& next, int key_stride, const Query* queries,
+                const float (*weights)[kChunk], const float* factor, int dim) {
     F acc[N][Wide];
     for (int n = 0; n < N; ++n)
         for (int i = 0; i < Wide; ++i) acc[n][i] = load(queries[n].out + dim + 16 * i) * splat(factor[n]);
     for (int j = 0; j < chunk.count; ++j) {
+        for (int t = 0; t < kKeyTiles; ++t) __builtin_prefetch(next.keys[t] + j * key_stride);
         F value[Wide];
         for (int i = 0; i < Wide; ++i) value[i] = Cache::read(chunk.values[j] + dim + 16 * i);
         for (int n = 0; n < N; ++n) {
@@ -161,14 +166,17 @@ void attend(const Model& model, const Layer& layer, const int32_t* table, int he
     Softmax softmax[N];
     alignas(64) float weights[N][kChunk];
     float factor[N];
+    Chunk<Cache> chunk(model, layer, table, head, 0, longest);
     for (int start = 0; start < longest; start += kChunk) {
-        const Chunk<Cache> chunk(model, layer, table, head, start, longest);
+        const Chunk<Cache> next(model, layer, table, head, start + kChunk < longest ? start + kChunk : start, longest);
         F s[N][kKeyTiles];
         scores<Cache, N>(chunk, queries, head_dim, model.shape.block_size, s);
         for (int n = 0; n < N; ++n) factor[n] = softmax[n].take(s[n], queries[n].limit - start, weights[n]);
         int dim = 0;
-        for (; dim + 64 <= head_dim; dim += 64) add_values<Cache, N, 4>(chunk, queries, weights, factor, dim);
-        if (dim < head_dim) add_values<Cache, N, 2>(chunk, queries, weights, factor, dim);
+        const int stride = head_dim * model.shape.block_size / kChunk;
+        for (; dim + 64 <= head_dim; dim += 64) add_values<Cache, N, 4>(chunk, next, stride, queries, weights, factor, dim);
+        if (dim < head_dim) add_values<Cache, N, 2>(chunk, next, stride, queries, weights, factor, dim);
+        chunk = next;
     }
     for (int n = 0; n < N; ++n) {
         const F inverse = splat(1.0f / softmax[n].total);

@@ -9,6 +9,14 @@ namespace {
 
 constexpr int kRowBlock = 128;  // rows whose activations stay in the second-level cache over all tiles
 
+// Weights are asked for this many bytes ahead, about one tile: the hardware's own prefetch stops at pages and at tiles.
+// Default model, one thread: a step of 1 row 3.5 -> 2.9 ms, of 4 rows 5.1 -> 3.7, of 8 rows 8.3 -> 5.9.
+constexpr int kQuantsAhead = 4096, kScalesAhead = 1024;
+
+inline void prefetch(const void* p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(p) + i);
+}
+
 struct Q40 {
     static constexpr int kBytes = kTile * kBlock / 2, kOffset = 8;
     static constexpr bool kMin = false;
@@ -42,8 +50,12 @@ void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_
         LaneF acc[N];
         for (int m = 0; m < N; ++m) acc[m] = lane_splat(0.0f);
         for (int b = 0; b < blocks; ++b) {
+            const uint8_t* here = quants + static_cast<int64_t>(b) * Format::kBytes;
+            prefetch(here + kQuantsAhead, Format::kBytes);
+            prefetch(scales + b * kTile + kScalesAhead / 2, 1);
+            if constexpr (Format::kMin) prefetch(mins + b * kTile + kScalesAhead / 2, 1);
             LaneW weights[8];
-            Format::unpack(quants + static_cast<int64_t>(b) * Format::kBytes, weights);
+            Format::unpack(here, weights);
             const LaneF scale = lane_half(scales + b * kTile);
             LaneF least;
             if constexpr (Format::kMin) least = lane_half(mins + b * kTile);
