@@ -18,8 +18,8 @@ from tui.change import parse_change
 from tui.panels.chat.prompt import Editor
 from tui.panels.chat.side import Side
 from tui.panels.chat.transcript import Transcript
-from tui.panels.levers.lever_list import LeverList, parse_value, show_value
-from tui.sessions import SessionError, new_conversation
+from tui.panels.levers.lever_list import LeverList
+from tui.panels.levers.values import parse_value, show_value
 from tui.settings import SettingError
 from tui.state import Opened, Retold, Said
 from tui.windows import window
@@ -48,13 +48,6 @@ class ChatActions:
             "search": self.search,
             "copy": self.copy,
             "copy_code": self.copy_code,
-            "system": self.system,
-            "new": self.new,
-            "load": self.load,
-            "save": self.save,
-            "rename": self.rename,
-            "delete": self.delete,
-            "export": self.export,
         }
 
     # ---- speaking
@@ -231,115 +224,21 @@ class ChatActions:
             f"drafts accepted: {seen.accepted}/{seen.drafted} ({words.percent(seen.acceptance)})",
             f"since the run began: {words.count(latest.total_tokens)} tokens, {latest.total_requests} requests",
         ]
-        await self._note("\n".join(lines))
+        await self.note("\n".join(lines))
 
     async def model(self, argument: str) -> None:
         facts = self.app.state.facts
         if facts is None:
             self.app.notify("The engine has not said yet what it runs.")
             return
-        await self._note(
+        await self.note(
             f"{facts.model} · {facts.device} · {facts.dtype} · context {words.count(facts.max_context)} tokens · "
             f"KV {words.count(facts.kv_tokens)} tokens · batch {facts.max_batch_size} · "
             f"drafters {', '.join(facts.drafters) or 'none'}"
         )
 
-    async def _note(self, text: str) -> None:
+    async def note(self, text: str) -> None:
+        """Says something in the transcript that is no part of the conversation."""
         await self.app.go("chat") if self.app.pane != "chat" else None
         await self.app.query_one(Transcript).note(Content(text))
         self.app.repaint()
-
-    # ---- conversations
-
-    def keep(self) -> None:
-        """Saves the conversation if anything was said."""
-        conversation = self.app.state.conversation
-        if conversation.turns:
-            try:
-                self.app.store.write(conversation)
-            except OSError as error:
-                self.app.notify(f"The conversation could not be saved: {error}", severity="error", markup=False)
-
-    async def system(self, argument: str) -> None:
-        conversation = self.app.state.conversation
-        if argument:
-            text = "" if argument == "-" else argument
-            self.app.receive(Opened(replace(conversation, system=text)))
-            conversation = self.app.state.conversation
-        await self._note(f"system prompt: {conversation.system}" if conversation.system else "no system prompt")
-
-    async def new(self, argument: str) -> None:
-        await self._stop_running()
-        self.keep()
-        self.app.receive(Opened(new_conversation(self.app.clock(), self.app.state.conversation.system)))
-        self.app.repaint()
-
-    async def _stop_running(self) -> None:
-        reply = self.app.state.reply
-        if reply is not None and reply.running:
-            self.app.send(wire.Stop(request_id=reply.request_id))
-
-    async def load(self, argument: str) -> None:
-        if argument:
-            await self._load(argument)
-            return
-        from tui.pickers import Picker
-
-        now = self.app.clock()
-        saved = [
-            (c.id, c.name, f"{len(c.turns)} turns, {words.seconds(now - c.updated)} ago")
-            for c in self.app.store.saved()
-        ]
-        picker = Picker("Saved conversations", saved, empty="No conversation was saved yet.")
-        self.app.push_screen(picker, self._load_chosen)
-
-    async def _load_chosen(self, name: str | None) -> None:
-        if name:
-            await self._load(name)
-
-    async def _load(self, name: str) -> None:
-        try:
-            conversation = self.app.store.read(name)
-        except SessionError as error:
-            self.app.notify(str(error), severity="error", markup=False)
-            return
-        await self._stop_running()
-        self.keep()
-        self.app.receive(Opened(conversation))
-        self.app.repaint()
-
-    async def save(self, argument: str) -> None:
-        if argument:
-            await self.rename(argument)
-        elif self.app.state.conversation.turns:
-            path = self.app.store.write(self.app.state.conversation)
-            self.app.notify(f"Saved as {path}.", markup=False)
-        else:
-            self.app.notify("There is nothing to save yet.")
-
-    async def rename(self, argument: str) -> None:
-        if not argument:
-            self.app.notify("Give the name: /rename NAME.", severity="warning")
-            return
-        self.app.receive(Opened(replace(self.app.state.conversation, title=argument)))
-        self.keep()
-        self.app.notify(f"This conversation is now called {argument!r}.", markup=False)
-
-    async def delete(self, argument: str) -> None:
-        try:
-            conversation = self.app.store.read(argument)
-        except SessionError as error:
-            self.app.notify(str(error), severity="error", markup=False)
-            return
-        self.app.store.delete(conversation)
-        self.app.notify(f"Deleted {conversation.name!r}.", markup=False)
-        if conversation.id == self.app.state.conversation.id:
-            self.app.receive(Opened(new_conversation(self.app.clock())))
-
-    async def export(self, argument: str) -> None:
-        try:
-            path = self.app.store.export(self.app.state.conversation, argument)
-        except OSError as error:
-            self.app.notify(f"The conversation could not be written: {error}", severity="error", markup=False)
-            return
-        self.app.notify(f"Written to {path}.", markup=False)

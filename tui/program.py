@@ -24,9 +24,10 @@ from tui.panels import PANES, make_pane
 from tui.panels.chat.panel import ChatPanel
 from tui.panels.chat.prompt import Editor, Prompt
 from tui.panels.levers.lever_list import LeverList
+from tui.reducer import reduce
 from tui.sessions import Preferences, Store, new_conversation
 from tui.settings import Settings
-from tui.state import Event, Opened, State, Told, reduce
+from tui.state import Event, Opened, State, Told
 from tui.themes import DARK, LIGHT, lane_variables
 from tui.widgets import Cell, Panel
 
@@ -73,6 +74,7 @@ class MetraleApp(App[None]):
         super().__init__()
         from tui.chat_actions import ChatActions
         from tui.screen_actions import ScreenActions
+        from tui.session_actions import SessionActions
 
         self.connection = connection
         self.mode_name = mode
@@ -84,6 +86,7 @@ class MetraleApp(App[None]):
         self.held: tuple[State, float] | None = None
         """What the operator screens show while they are held still, and since when."""
         self.chat = ChatActions(self)
+        self.sessions = SessionActions(self)
         self.screens = ScreenActions(self)
         self._top, self._tabs, self._keys = Cell(id="top"), Cell(id="tabs"), Cell(id="keys")
         self._panes: dict[str, Panel] = {}
@@ -146,7 +149,7 @@ class MetraleApp(App[None]):
         if self.state.conversation is not before.conversation:
             self._follow_soon()
         if isinstance(event, wire.Done) and self.state.conversation is not before.conversation:
-            self.chat.keep()
+            self.sessions.keep()
         if isinstance(event, wire.Stats) and event.replay_run and event.replay_run != self._replayed:
             self._replayed = event.replay_run
             self.send(replay_length(event.replay_run))
@@ -282,8 +285,8 @@ class MetraleApp(App[None]):
         await self.perform(name, "")
 
     async def perform(self, name: str, argument: str) -> None:
-        handler = self.chat.handlers.get(name) or self.screens.handlers[name]
-        await handler(argument)
+        handlers = self.chat.handlers | self.sessions.handlers | self.screens.handlers
+        await handlers[name](argument)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action != "act" or not self.is_running or not self._panes:
@@ -353,7 +356,7 @@ class MetraleApp(App[None]):
         reply = self.state.reply
         if reply is not None and reply.running and self.connection is not None:
             self.connection.send(wire.Stop(request_id=reply.request_id))
-        self.chat.keep()
+        self.sessions.keep()
         self.exit()
 
     def open_conversation(self, conversation: object) -> None:

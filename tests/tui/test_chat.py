@@ -43,7 +43,8 @@ async def test_a_message_streams_back_as_markdown_with_its_numbers(connected: Ma
         await pilot.press("enter")
         await until(pilot, lambda: answered(app))
         await until(pilot, lambda: drawn(app) == scenes.ANSWER, "all text on the screen")
-        assert app.query(Answer).first().numbers.render().plain.endswith("1.37x plain")  # type: ignore[union-attr]
+        numbers = app.query(Answer).first().numbers
+        await until(pilot, lambda: str(numbers.render()).endswith("1.37x plain"))
         chat = server.said(wire.Chat)[0]
         assert isinstance(chat, wire.Chat)
         assert [(m.role, m.content) for m in chat.messages] == [("user", "hi there")]

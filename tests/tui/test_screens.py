@@ -49,7 +49,7 @@ async def test_every_screen_opens_when_there_is_nothing_to_show(scene: str) -> N
 
 def test_every_action_has_exactly_one_handler() -> None:
     app = staged("empty")
-    handled = [*app.chat.handlers, *app.screens.handlers]
+    handled = [*app.chat.handlers, *app.sessions.handlers, *app.screens.handlers]
     assert sorted(handled) == sorted(action.name for action in ACTIONS)
 
 

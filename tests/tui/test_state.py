@@ -11,8 +11,9 @@ from engine.protocol import wire
 from engine.protocol.events import Token, Usage
 from tests.tui import scenes
 from tui.conversation import Conversation
+from tui.reducer import reduce
 from tui.sessions import new_conversation
-from tui.state import Dropped, Event, Opened, Phase, Retold, Said, Sent, State, Told, reduce
+from tui.state import Dropped, Event, Opened, Phase, Retold, Said, Sent, State, Told
 from tui.windows import window
 
 NOW = scenes.START

@@ -16,7 +16,7 @@ from tui import actions, charts, words
 from tui.change import Change, parse_change
 from tui.conversation import Conversation, Reply, Turn
 from tui.panels.chat.reply_line import reply_line
-from tui.panels.levers.lever_list import parse_value, show_value, stepped
+from tui.panels.levers.values import parse_value, show_value, stepped
 from tui.panels.provenance.token_map import Piece, flow
 from tui.sessions import SessionError, Store, new_conversation
 from tui.settings import SettingError, Settings

@@ -14,10 +14,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from engine.levers.catalog import LEVERS
 from engine.levers.spec import LeverError, Value
 from engine.protocol.wire import LeverView
 from tui.palette import paint
+from tui.panels.levers.values import parse_value, show_value, stepped
 from tui.state import State
 
 Part = tuple[str, str]
@@ -270,41 +270,3 @@ class LeverList(ScrollView, can_focus=True):
             return
         if value != lever.value:
             self.post_message(self.Asked(lever.name, value, lever.value))
-
-
-def show_value(lever: LeverView, value: Value) -> str:
-    if lever.kind == "bool":
-        return "on" if value else "off"
-    if lever.none_word and value == -1:
-        return lever.none_word
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"{text} {lever.unit}" if lever.unit else text
-
-
-def parse_value(lever: LeverView, typed: str) -> Value:
-    """The value that was typed for `lever`. Raises `LeverError` with the range."""
-    known = LEVERS.get(lever.name)
-    if known is not None:
-        return known.parse(typed)
-    if lever.kind == "int":
-        return int(typed)
-    return float(typed) if lever.kind == "float" else typed
-
-
-def stepped(lever: LeverView, by: int) -> Value | None:
-    """The neighbouring value: the other switch position, the next choice, a step of sensible size."""
-    if lever.kind == "bool":
-        return not lever.value
-    if lever.kind == "choice" and lever.choices:
-        at = lever.choices.index(str(lever.value)) if lever.value in lever.choices else 0
-        return lever.choices[(at + by) % len(lever.choices)]
-    low = lever.minimum if lever.minimum is not None else float("-inf")
-    high = lever.maximum if lever.maximum is not None else float("inf")
-    if lever.kind == "int":
-        value = int(lever.value)
-        step = max(1, 10 ** (len(str(abs(value))) - 2)) if value > 20 else 1
-        return int(max(low, min(high, value + by * step)))
-    if lever.kind == "float":
-        step_f = 0.05 if high <= 1 else 0.5
-        return round(max(low, min(high, float(lever.value) + by * step_f)), 6)
-    return None

@@ -10,7 +10,8 @@ from textual.content import Content
 from engine.protocol import wire
 from tui import charts, words
 from tui.charts import Part
-from tui.panels.levers.lever_list import LeverList, show_value
+from tui.panels.levers.lever_list import LeverList
+from tui.panels.levers.values import show_value
 from tui.state import State
 from tui.widgets import Cell, Panel, muted
 from tui.windows import effect
