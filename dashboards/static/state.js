@@ -353,6 +353,9 @@ export function condition(state, at) {
 /** Whether what is asked for now could be carried out. */
 export const mayControl = (state) => state.role !== "read" && state.link.status === "open" && !state.replay;
 
+/** An arm may carry its number of drafts: `mtp:2` is the arm `mtp`. */
+export const isSameArm = (left, right) => left.split(":")[0] === right.split(":")[0];
+
 export const lever = (state, name) => state.levers.find((entry) => entry.name === name);
 
 export const pendingFor = (state, name) => Object.values(state.pending).findLast((entry) => entry.name === name);

@@ -13,6 +13,7 @@ import {
   condition,
   conversation,
   initial,
+  isSameArm,
   lever,
   pendingFor,
   rates,
@@ -254,6 +255,10 @@ test("lever words and typed values agree", () => {
   assert.equal(typedValue(budget, "twelve"), "twelve");
   assert.equal(leverBounds(budget), "0 to 1,000,000 tokens or none");
   assert.equal(leverBounds({ kind: "bool" }), "");
+});
+
+test("an arm with its number of drafts is the same arm", () => {
+  assert.ok(isSameArm("mtp:2", "mtp") && !isSameArm("mtp:2", "self:2"));
 });
 
 test("requests sort by any column, ties by id", () => {

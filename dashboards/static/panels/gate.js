@@ -3,7 +3,7 @@
 import { bar } from "../marks.js";
 import { attr, h, list, show, text } from "../dom.js";
 import { age, clock, count, number } from "../format.js";
-import { lever } from "../state.js";
+import { isSameArm, lever } from "../state.js";
 
 const LEVER_WORDS = {
   auto: "the gate measures and takes the faster",
@@ -61,8 +61,9 @@ export function createGate({ words }) {
   }
 
   function updateArm(row, { arm, fastest, gate }) {
-    const { mode: preferred, arm: ran } = gate;
-    text(row.cells[0], `${arm.name}${arm.name === preferred ? " ◂ preferred" : arm.name === ran ? " ◂ ran last" : ""}`);
+    const isPreferred = isSameArm(arm.name, gate.mode);
+    const note = isPreferred ? " ◂ preferred" : isSameArm(arm.name, gate.arm) ? " ◂ ran last" : "";
+    text(row.cells[0], `${arm.name}${note}`);
     text(row.cells[1], number(arm.tokens_per_s));
     text(row.cells[2], arm.deviation === null || arm.deviation === undefined ? "–" : `± ${number(arm.deviation)}`);
     row.speed.set(
@@ -74,7 +75,7 @@ export function createGate({ words }) {
       row.cells[5],
       arm.tokens_per_s === null || arm.tokens_per_s === undefined ? "not measured" : arm.stale ? "stale" : "fresh",
     );
-    attr(row, "data-current", arm.name === preferred ? "" : null);
+    attr(row, "data-current", isPreferred ? "" : null);
   }
 
   function render(state, at) {
@@ -82,7 +83,7 @@ export function createGate({ words }) {
     show(empty, !gate);
     show(content, Boolean(gate));
     if (!gate) return;
-    text(verdict, gate.arm === gate.mode ? `Runs ${gate.arm}` : `Prefers ${gate.mode}, ran ${gate.arm} last`);
+    text(verdict, isSameArm(gate.arm, gate.mode) ? `Runs ${gate.arm}` : `Prefers ${gate.mode}, ran ${gate.arm} last`);
     text(why, words.gate[gate.reason] ?? gate.reason);
     const setting = lever(state, "mtp_gate")?.value;
     text(mode, setting ? `The lever mtp_gate is ${setting}: ${LEVER_WORDS[setting] ?? ""}.` : "");

@@ -3,7 +3,7 @@
 import { attr, h, text } from "../dom.js";
 import { age, count, number, percent } from "../format.js";
 import { laneChip } from "../marks.js";
-import { rates } from "../state.js";
+import { isSameArm, rates } from "../state.js";
 
 const WINDOW_S = 2;
 
@@ -67,7 +67,7 @@ export function createStrip({ words }) {
       chip.set(stats.lane);
       text(
         figures.lane.note,
-        gate ? `gate: ${gate.mode}${gate.arm === gate.mode ? "" : `, ran ${gate.arm}`}` : "gate not asked yet",
+        gate ? `gate: ${gate.mode}${isSameArm(gate.arm, gate.mode) ? "" : `, ran ${gate.arm}`}` : "gate not asked yet",
       );
     } else {
       for (const name of names) text(figures[name].note, "");
