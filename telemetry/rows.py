@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -76,8 +76,8 @@ class StepColumns:
     def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, batch: BatchNumber) -> None:
         ints: dict[str, Array] = {name: column(records, name, dtype) for name, dtype in _STEP_INTS}
         self.ints = ints
-        self.lane = codes(map(attrgetter("lane"), records), LANE_CODES)
-        k_reason = codes(map(attrgetter("k_reason"), records), K_CODES)
+        self.lane = codes(list(map(attrgetter("lane"), records)), LANE_CODES)
+        k_reason = codes(list(map(attrgetter("k_reason"), records)), K_CODES)
         drafted_at, accepted_at, refusals, shares = (
             list(map(attrgetter(name), records)) for name in ("drafted_at", "accepted_at", "refusals", "shares")
         )
@@ -143,7 +143,6 @@ gate_state: Callable[[GateRecord], tuple[str, str, str]] = attrgetter("mode", "a
 
 def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple[str, str, str] | None) -> pa.Table:
     """`before`: mode, arm and reason of the decision before these; a row that differs from its last is a change."""
-    states = list(map(gate_state, records))
     lists = list(map(attrgetter("arms"), records))
     lengths = np.fromiter(map(len, lists), np.int32, len(lists))
     flat = list(chain.from_iterable(lists))
@@ -152,11 +151,12 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
         for at, kind in ((1, np.float32), (2, np.float32), (3, np.int32))
     )
     stale = np.fromiter(map(itemgetter(4), flat), np.bool_, len(flat))
-    names = list(map(itemgetter(0), flat))
+    names = words(list(map(itemgetter(0), flat)))
     plain, spec = _best_arms(names, speed, lengths)
+    mode, arm, reason = (list(map(attrgetter(name), records)) for name in ("mode", "arm", "reason"))
     arms = pa.StructArray.from_arrays(
         [
-            words(names), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
+            dictionary(names), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
             pa.array(age), pa.array(stale),
         ],
         ["name", "tokens_per_s", "deviation", "age", "stale"],
@@ -166,9 +166,9 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
             "run": constant(run, len(records)),
             "step_id": pa.array(column(records, "step_id", np.int64)),
             "time": timestamps(column(records, "time_ns", np.int64) // 1000 + offset_us),
-            "mode": words(map(attrgetter("mode"), records)),
-            "arm": words(map(attrgetter("arm"), records)),
-            "reason": enum(codes(map(attrgetter("reason"), records), GATE_CODES), GATE_REASONS),
+            "mode": dictionary(words(mode)),
+            "arm": dictionary(words(arm)),
+            "reason": enum(codes(reason, GATE_CODES), GATE_REASONS),
             "arms": pa.ListArray.from_arrays(_offsets(lengths), arms),
             "margin": pa.array(column(records, "margin", np.float32)),
             "losses": pa.array(column(records, "losses", np.uint8)),
@@ -178,15 +178,26 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
             "pinned": pa.array([record.pinned for record in records], pa.bool_()),
             "plain_tokens_per_s": pa.array(plain, mask=plain < 0),
             "spec_tokens_per_s": pa.array(spec, mask=spec < 0),
-            "is_change": pa.array([state != last for state, last in zip(states, [before, *states], strict=False)]),
+            "is_change": pa.array(_changes((mode, arm, reason), before)),
         }
     )
 
 
-def _best_arms(names: Sequence[str], speed: Array, lengths: Array) -> tuple[Array, Array]:
+def _changes(states: tuple[list[str], list[str], list[str]], before: tuple[str, str, str] | None) -> Array:
+    """Where mode, arm or reason differ from the decision before."""
+    changed = np.zeros(len(states[0]), np.bool_)
+    for values in states:
+        index, _ = words(values)
+        changed[1:] |= index[1:] != index[:-1]
+    changed[0] = before != tuple(values[0] for values in states)
+    return changed
+
+
+def _best_arms(names: tuple[Array, list[str]], speed: Array, lengths: Array) -> tuple[Array, Array]:
     """Speed of the plain arm and of the fastest other one, per decision; -1 where it is not known."""
     decision = np.repeat(np.arange(len(lengths)), lengths)
-    is_plain = np.fromiter((name == PLAIN_ARM for name in names), np.bool_, len(names))
+    index, known = names
+    is_plain = np.array([name == PLAIN_ARM for name in known], np.bool_)[index]
     plain, spec = np.full((2, len(lengths)), -1, np.float32)
     plain[decision[is_plain]] = speed[is_plain]
     np.maximum.at(spec, decision[~is_plain], speed[~is_plain])
@@ -303,7 +314,7 @@ def tokens(run: int, records: Sequence[TokenRecord], offset_us: int, number: Num
             "time": times((record.time_ns for record in records), offset_us),
             "step_id": pa.array([record.step_id for record in records], pa.int64()),
             "token_id": pa.array([record.token_id for record in records], pa.int32()),
-            "lane": enum(codes([record.lane for record in records], LANE_CODES), LANES),
+            "lane": enum(codes(list(map(attrgetter("lane"), records)), LANE_CODES), LANES),
             "draft": pa.array(np.array([record.draft for record in records], np.uint8)),
             "logprob": pa.array([record.logprob for record in records], pa.float32()),
         }
@@ -352,11 +363,15 @@ def health_row(run: int, record: HealthRecord, offset_us: int) -> tuple[Any, ...
     )  # fmt: skip
 
 
-def words(values: Iterable[str]) -> pa.Array:
-    """Text that repeats itself, as a dictionary and its indices."""
-    known: dict[str, int] = {}
-    index = np.array([known.setdefault(value, len(known)) for value in values], np.int32)
-    return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(list(known), pa.string()))
+def words(values: Sequence[str]) -> tuple[Array, list[str]]:
+    """Text that repeats itself, as indices and the words that they mean."""
+    known = {word: index for index, word in enumerate(dict.fromkeys(values))}
+    return np.fromiter(map(known.__getitem__, values), np.int32, len(values)), list(known)
+
+
+def dictionary(indexed: tuple[Array, list[str]]) -> pa.Array:
+    index, known = indexed
+    return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(known, pa.string()))
 
 
 def column(records: Sequence[Any], name: str, dtype: type) -> Array:
@@ -364,9 +379,9 @@ def column(records: Sequence[Any], name: str, dtype: type) -> Array:
     return np.fromiter(map(attrgetter(name), records), dtype, len(records))
 
 
-def codes(words: Iterable[str], known: dict[str, int]) -> Array:
-    other = known[OTHER]
-    return np.array([known.get(word, other) for word in words], np.uint8)
+def codes(values: Sequence[str], known: dict[str, int]) -> Array:
+    """The code of every word; `other` for one that is not known."""
+    return np.fromiter(map(known.get, values, repeat(known[OTHER])), np.uint8, len(values))
 
 
 def spans(run: int, recorded: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -334,3 +334,21 @@ def test_a_run_that_was_cut_off_stays_readable_beside_the_next_one(open_store: O
     assert ask(store, "SELECT missing >= 0, heartbeat >= last_record - INTERVAL 1 HOUR FROM runs WHERE run = 1") == [
         (True, True)
     ]
+
+
+def test_changes_of_the_gate_and_the_speeds_of_its_arms_are_columns(open_store: OpenStore) -> None:
+    store = open_store()
+
+    def decision(number: int, arm: str, reason: str, plain: float, *others: float) -> GateRecord:
+        arms = (
+            ("plain", plain, 1.0, 0, False),
+            *((f"spec{at}", speed, 1.0, 0, False) for at, speed in enumerate(others)),
+        )
+        return GateRecord(number, number, "verify", arm, reason, arms, 1.0, 0, 9, 1, 5)
+
+    store.put([run_record(), decision(1, "verify", "cold", -1.0, 80.0), decision(2, "verify", "cold", -1.0, 80.0)])
+    assert store.flush()
+    store.put([decision(3, "verify", "cold", -1.0), decision(4, "plain", "probe", 50.0, 70.0, 90.0)])
+    assert store.flush()
+    rows = ask(store, "SELECT is_change, plain_tokens_per_s, spec_tokens_per_s FROM gate_decisions ORDER BY step_id")
+    assert rows == [(True, None, 80.0), (False, None, 80.0), (False, None, None), (True, 50.0, 90.0)]
