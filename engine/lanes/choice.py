@@ -9,15 +9,15 @@ from engine.core.device import Draft, DrafterName
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
+from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
 from engine.drafters.ladder import draft_count
-from engine.drafters.promise import PLAIN, ArmKey
 from engine.lanes.draft import Drafting, capacity
 from engine.lanes.eligibility import LANE_OF, refusal, wanted_drafters
 from engine.lanes.emit import Committed
 from engine.lanes.trace import STEP_LEVEL
-from telemetry.names import Lane, Refusal
+from telemetry.names import GateReason, Lane, Refusal
 from telemetry.record import RungRecord
 
 Refusals = tuple[tuple[str, str], ...]
@@ -101,11 +101,11 @@ class Router:
         levers, arbiter = engine.ctx.levers, self._arbiter
         arbiter.settings = ArbiterSettings.of(levers)
         arms = [ArmKey(drafter, count) for drafter in able for count in self._counts(engine, drafter, seqs)]
-        must_speculate = levers.text("mtp_gate") == "force" or self._is_entry(engine, seqs)
-        if not must_speculate or all(arm.drafter is DrafterName.NGRAM for arm in arms):
+        pinned = self._pinned(engine, seqs)
+        if pinned is None or all(arm.drafter is DrafterName.NGRAM for arm in arms):
             arms.insert(0, PLAIN)
         match_len = self._drafting.history(engine, seqs[0]).ngram.match_len if DrafterName.NGRAM in able else 0
-        arm = arbiter.choose(arms, max(seq.seq_len for seq in seqs), len(seqs), match_len)
+        arm = arbiter.choose(arms, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
         rest = tuple(
             (LANE_OF[drafter].value, (Refusal.GATE if arm.drafter is None else Refusal.NOT_CHOSEN).value)
             for drafter in able
@@ -126,9 +126,12 @@ class Router:
         most, _ = draft_count(levers.int("num_drafts"), levers.ladder, len(seqs), None, (room,))
         return range(1, most + 1)
 
-    def _is_entry(self, engine: EngineState, seqs: Seq[Sequence]) -> bool:
+    def _pinned(self, engine: EngineState, seqs: Seq[Sequence]) -> GateReason | None:
+        """Why plain decoding is not on offer."""
+        if engine.ctx.levers.text("mtp_gate") == "force":
+            return GateReason.FORCE
         pinned_tokens = 0 if is_row_invariant(engine) else engine.ctx.levers.int("spec_entry_pin_tokens")
-        return min(seq.state.post_think for seq in seqs) < pinned_tokens
+        return GateReason.ENTRY_PIN if min(seq.state.post_think for seq in seqs) < pinned_tokens else None
 
     def _record_arm(self, engine: EngineState, choice: Choice, arm: ArmKey, outcome: Outcome) -> None:
         arbiter = self._arbiter
