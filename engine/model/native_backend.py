@@ -18,7 +18,7 @@ from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import rope_frequencies
 from engine.model.native.build import BuildError
 from engine.model.native.library import PARTS, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
-from engine.model.quant import fill, unsupported
+from engine.model.quant import fill, matrix_names, unsupported
 
 _KV_DTYPES = {"auto": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _KV_TYPES = {torch.float32: KvType.F32, torch.float16: KvType.F16, torch.bfloat16: KvType.BF16}
@@ -56,6 +56,8 @@ class NativeBackend:
         fill(self.model, file)
         kind = file.info("blk.0.attn_q.weight").type_name
         self.name = f"native {kind} {self.model.variant}"
+        self.weight_bytes = sum(file.info(name).nbytes for name in matrix_names(config))
+        """Bytes of all matrices, which a step of one row reads once (an untied embedding excepted)."""
         self._all_layers = np.arange(config.num_layers, dtype=np.int32)
         self._part_ns: npt.NDArray[np.int64] | None = None
 
