@@ -104,7 +104,7 @@ def test_misses_back_off_one_two_four_steps_and_an_accept_ends_it() -> None:
     assert silent == [1, 2, 4, 8]
     index.observe(1, 1)
     index.observe(1, 0)
-    assert (index.propose(8), len(index.propose(8))) == ((), 1)
+    assert (index.propose(8), len(index.propose(8))) == ((), 2)
 
 
 def test_a_long_match_copies_as_much_as_it_matched_and_ignores_the_back_off() -> None:
