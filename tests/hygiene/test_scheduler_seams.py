@@ -15,19 +15,9 @@ POLICY = [
     *sorted((ROOT / "engine/drafters").glob("*.py")),
     ROOT / "engine/scheduler.py",
 ]
-FORBIDDEN = set("os time datetime random secrets socket threading asyncio subprocess torch numpy".split())
-    "os",
-    "time",
-    "datetime",
-    "random",
-    "secrets",
-    "socket",
-    "threading",
-    "asyncio",
-    "subprocess",
-    "torch",
-    "numpy",
-}
+FORBIDDEN = {
+    "os", "time", "datetime", "random", "secrets", "socket", "threading", "asyncio", "subprocess", "torch", "numpy",
+}  # fmt: skip
 IMPORT_EXCEPTIONS = {("engine/core/clock.py", "time")}
 SENDS = {"engine/lanes/emit.py", "engine/lanes/finish.py", "engine/lanes/plan.py", "engine/lanes/end.py"}
 """Where events leave the scheduler: tokens in one file, ends in one, answers to commands, the snapshot."""
