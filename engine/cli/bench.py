@@ -71,6 +71,19 @@ def spec(
     _print(bench_spec(options, _note), as_json)
 
 
+@bench.command(epilog="Example: metrale bench scheduler --rounds 3")
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--rounds", type=click.IntRange(1), default=3, help="Repetitions.")
+@click.option("--prompt-tokens", type=click.IntRange(64), default=4000, help="Tokens of the long prompt.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
+@json_option
+def scheduler(model: str, as_json: bool, **numbers: int) -> None:
+    """What sharing costs: a chat beside a long prompt, a tight KV pool, a long queue."""
+    from engine.bench.scheduling import SchedulingOptions, bench_scheduler
+
+    _print(bench_scheduler(SchedulingOptions(find_model(model), **numbers), _note), as_json)
+
+
 @bench.command(epilog="Example: metrale bench gate --traces 500")
 @click.option("--traces", type=click.IntRange(1), default=5000, help="Simulated traces.")
 @click.option("--workers", type=click.IntRange(1), default=1, help="Processes.")
