@@ -78,7 +78,8 @@ class NativeMTPHead:
         hidden = hidden[torch.from_numpy(last).long()]
         ends = places.starts + np.diff(places.offsets)
         one_each = np.arange(len(items) + 1, dtype=np.int32)
-        room = min(len(item.blocks) for item in items) * self._cache.block_size
+        size = self._cache.block_size
+        room = min(len(run.blocks) - run.kv_start // size for run in runs) * size  # positions count like `ends`
         tokens, sure = [], []
         for step in range(max(item.count for item in items)):
             if step:
