@@ -109,6 +109,14 @@ class StepGraphs:
             launches += builder.head(key.rows, inputs, last)
         return tuple(launches)
 
+    def kinds(self, keys: Sequence[GraphKey]) -> list[Launch]:
+        """One launch of every kernel that `keys` need, to compile them apart from each other."""
+        found: dict[object, Launch] = {}
+        for key in keys:
+            for launch in self.launches(key):
+                found.setdefault(_kind(launch), launch)
+        return list(found.values())
+
     def _capture(self, launches: tuple[Launch, ...]) -> Captured:
         if self._device.type != "cuda":
             return Captured(launches, lambda: _run(launches, False))
@@ -128,11 +136,18 @@ def _run(launches: Sequence[Launch], pdl: bool) -> None:
         launch(pdl)
 
 
+def _kind(launch: Launch) -> object:
+    """What decides the binary."""
+    constants = {name: value for name, value in launch.constants.items() if name != "M"}
+    numbers = tuple(argument for argument in launch.arguments if isinstance(argument, int))
+    return launch.part, launch.warps, launch.registers, numbers, *sorted(constants.items())
+
+
 def _compile(launches: Sequence[Launch], pdl: bool) -> None:
     """Compile and load every kernel once, on inputs whose positions are all -1, since a capture must not load code."""
-    seen = set()
+    seen: set[object] = set()
     for launch in launches:
-        kind = (launch.part, launch.warps, *sorted(launch.constants.items()))
+        kind = _kind(launch)
         if kind not in seen:
             seen.add(kind)
             launch(pdl)

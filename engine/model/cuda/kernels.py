@@ -38,7 +38,7 @@ def _rows_tile(x_ptr, norm_ptr, at_row, ok, k, NORM: tl.constexpr) -> Any:
 @triton.jit
 def _product(
     w_ptr, x_ptr, norm_ptr, n, row, ok, eps,
-    K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ) -> Any:  # fmt: skip
     """`W[n] @ norm(x[row])`, float32 `[BN, R]`. The first weights are on their way before the inputs are awaited."""
@@ -46,29 +46,39 @@ def _product(
     begin = tl.arange(0, S)[:, None] * SLICE
     inner = begin + tl.arange(0, BKS)[None, :]
     w_row = w_ptr + n.to(tl.int64)[None, :, None] * K
-    w = tl.load(w_row + inner[:, None, :])
-    if TAIL > 0:
-        last = begin + ITERS * BKS + tl.arange(0, TAIL if TAIL > 0 else 1)[None, :]
-        w_tail = tl.load(w_row + last[:, None, :])
-    if PDL:
-        gdc_wait()
     at_row = row.to(tl.int64)[None, None, :] * K
     live = ok[None, None, :]
     acc = tl.zeros([S, BN, R], tl.float32)
     squares = tl.zeros([R], tl.float32)
-    for step in range(ITERS - 1):
-        following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
-        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+    if STAGES > 1:
+        tl.static_assert(TAIL == 0)
+        if PDL:
+            gdc_wait()
+        for step in tl.range(0, ITERS, num_stages=STAGES):
+            w = tl.load(w_row + (inner + step * BKS)[:, None, :])
+            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+            acc = tl.dot(w, x, acc)
+            squares += more
+    else:
+        w = tl.load(w_row + inner[:, None, :])
+        if TAIL > 0:
+            last = begin + ITERS * BKS + tl.arange(0, TAIL if TAIL > 0 else 1)[None, :]
+            w_tail = tl.load(w_row + last[:, None, :])
+        if PDL:
+            gdc_wait()
+        for step in range(ITERS - 1):
+            following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
+            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+            acc = tl.dot(w, x, acc)
+            squares += more
+            w = following
+        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + (ITERS - 1) * BKS, NORM)
         acc = tl.dot(w, x, acc)
         squares += more
-        w = following
-    x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + (ITERS - 1) * BKS, NORM)
-    acc = tl.dot(w, x, acc)
-    squares += more
-    if TAIL > 0:
-        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
-        acc = tl.dot(w_tail, x, acc)
-        squares += more
+        if TAIL > 0:
+            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
+            acc = tl.dot(w_tail, x, acc)
+            squares += more
     out = tl.sum(acc, 0)
     if NORM:
         out = out * tl.rsqrt(squares / K + eps)[None, :]
@@ -104,7 +114,7 @@ def embed(
 @triton.jit(do_not_specialize=["M"])
 def qkv(
     x_ptr, norm_ptr, w_ptr, bias_ptr, positions, slots, cos_ptr, sin_ptr, q_ptr, key_ptr, value_ptr, eps,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -112,7 +122,7 @@ def qkv(
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     if BIAS:
         y += tl.load(bias_ptr + n).to(tl.float32)[:, None]
     left, right = _halves(y, BN, R)
@@ -232,14 +242,14 @@ def attention(
 @triton.jit(do_not_specialize=["M"])
 def add_product(
     x_ptr, w_ptr, residual_ptr, out_ptr, N,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """`out = residual + W @ x`: the output projection of attention and the down projection."""
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, BN, R, False, PDL)
+    y = _product(w_ptr, x_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, STAGES, BN, R, False, PDL)
     at = row[None, :] * N + n[:, None]
     ok = (row < M)[None, :]
     y += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
@@ -249,14 +259,14 @@ def add_product(
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
     x_ptr, norm_ptr, w_ptr, out_ptr, eps, F,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, both projections of the feed-forward and `silu(gate) * up`."""
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     gate, up = _halves(y, BN, R)
     f = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
     act = gate / (1.0 + tl.exp2(-gate * LOG2_E)) * up
@@ -266,7 +276,7 @@ def gate_up(
 @triton.jit(do_not_specialize=["M"])
 def head(
     x_ptr, norm_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Final norm and LM head of chosen rows: float32 logits, and per tile the largest with the lowest id."""
@@ -275,7 +285,7 @@ def head(
     wanted = tl.program_id(1) * R + tl.arange(0, R)
     row = tl.load(rows_ptr + wanted, mask=wanted < M, other=0)
     inside = tl.minimum(n, N - 1)
-    y = _product(w_ptr, x_ptr, norm_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, norm_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     y = tl.where((n < N)[:, None], y, float("-inf"))
     ok = (wanted < M)[None, :]
     tl.store(logits_ptr + wanted.to(tl.int64)[None, :] * N + n[:, None], y, mask=ok & (n < N)[:, None])

@@ -35,6 +35,7 @@ class Launch:
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
     warps: int
+    registers: int | None = None
 
     def __call__(self, pdl: bool) -> None:
         self.kernel[self.grid](*self.arguments, **self._options(pdl))
@@ -45,6 +46,8 @@ class Launch:
 
     def _options(self, pdl: bool) -> dict[str, Any]:
         options = {**self.constants, "PDL": pdl, "num_warps": self.warps, "num_stages": 1}
+        if self.registers is not None:
+            options["maxnreg"] = self.registers
         return {**options, "launch_pdl": True} if pdl else options
 
 
@@ -136,7 +139,7 @@ class ProgramBuilder:
             "head", kernels.head, (tiles, -(-rows // tile.rows)),
             (b.streams[stream], w.final_norm, w.head, inputs.logit_rows, b.logits, b.best, b.best_id, c.rms_eps,
              c.vocab_size),
-            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps,
+            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps, tile.registers,
         )  # fmt: skip
         choose = Launch(
             "argmax", kernels.argmax, (rows,), (b.best, b.best_id, inputs.cursor, b.ring, tiles, c.vocab_size),
@@ -175,7 +178,7 @@ class ProgramBuilder:
             (x, layer.attn_norm, layer.qkv, layer.qkv if bias is None else bias, inputs.positions, inputs.slots,
              w.cos, w.sin, b.q, self.kv.keys[index], self.kv.values[index], c.rms_eps),
             {"M": rows, "K": c.hidden_size, **tile.constants(), "HEADS": c.num_heads, "KV_HEADS": c.num_kv_heads,
-             "D": c.head_dim, "BIAS": bias is not None}, tile.warps,
+             "D": c.head_dim, "BIAS": bias is not None}, tile.warps, tile.registers,
         )  # fmt: skip
 
     def _attention(self, index: int, rows: int, inputs: StepInputs, context: int) -> Launch:
@@ -197,7 +200,7 @@ class ProgramBuilder:
         tile = self.tile(inner, outputs, rows, normed=False, most=32 if rows > 16 else 16)
         return Launch(
             part, kernels.add_product, (outputs // tile.outputs, -(-rows // tile.rows)),
-            (x, weight, residual, out, outputs), {"M": rows, "K": inner, **tile.constants()}, tile.warps,
+            (x, weight, residual, out, outputs), {"M": rows, "K": inner, **tile.constants()}, tile.warps, tile.registers,
         )  # fmt: skip
 
     def _gate_up(self, layer: PackedLayer, x: torch.Tensor, rows: int) -> Launch:
@@ -207,5 +210,5 @@ class ProgramBuilder:
         return Launch(
             "gate_up", kernels.gate_up, (outputs // tile.outputs, -(-rows // tile.rows)),
             (x, layer.ffn_norm, layer.gate_up, b.activated, c.rms_eps, c.intermediate_size),
-            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps,
+            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps, tile.registers,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tile sizes of the matrix kernels: which part of the inner dimension a warp takes, and how many rows share a weight."""
+"""Tile sizes of the matrix kernels: the part of the inner dimension that a warp takes, the rows that share a weight."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class Tiling:
     tail: int
     outputs: int
     rows: int
+    registers: int | None = None
+    """Most registers of a thread; fewer let more programs of one processor load at the same time."""
+
+    stages: int = 1
+    """Above 1: weights stream through that many buffers in shared memory instead of registers."""
 
     @property
     def warps(self) -> int:
@@ -29,7 +34,7 @@ class Tiling:
         """As the kernels' compile-time arguments."""
         return {
             "S": self.slices, "BKS": self.width, "ITERS": self.iterations, "TAIL": self.tail, "BN": self.outputs,
-            "R": self.rows,
+            "R": self.rows, "STAGES": self.stages,
         }  # fmt: skip
 
 

@@ -1,0 +1,426 @@
+"""Benchmark of the CUDA backend: exactness, step times by width, batches, larger shapes, and where a step's time goes.
+
+`python -m engine.bench.gpu --out FILE [--seconds N] [--only a,b]` runs sections in order of importance until the time is
+used up, prints one table and writes JSON. Weights are random: speed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.bench.random_model import BLOCK_SIZE, SHAPES, make_kv, ragged_batch, random_weights
+from engine.bench.result import Spread, provenance
+from engine.model.config import ModelConfig
+from engine.model.cuda.program import Launch
+from engine.model.cuda.tiling import Tiling, tiling
+from engine.model.cuda_backend import CudaBackend
+from engine.model.graphs import WIDTHS, Captured, GraphKey
+from engine.model.reference import ReferenceBackend
+
+DEVICE = torch.device("cuda")
+BF16 = torch.bfloat16
+NARROW = (1, 2, 4, 8)
+
+
+@dataclass(slots=True)
+class Report:
+    """Figures as they come; written after every section, so that a cut run keeps what it has."""
+
+    path: Path
+    deadline: float
+    figures: dict[str, object] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, value: object) -> None:
+        self.figures[name] = value
+        shown = value.show() if isinstance(value, Spread) else f"{value:,.4g}" if isinstance(value, float) else value
+        print(f"[{time.perf_counter():7.1f}] {name:<44} {shown}", flush=True)
+
+    def write(self) -> None:
+        plain = {
+            name: [value.median, value.low, value.high, value.count] if isinstance(value, Spread) else value
+            for name, value in self.figures.items()
+        }
+        everything = {"figures": plain, "failures": self.failures, **provenance()}
+        self.path.write_text(json.dumps(everything, indent=1, default=str), encoding="utf-8")
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.perf_counter()
+
+
+def timed_us(run: Callable[[], object], count: int = 30, rounds: int = 7) -> Spread:
+    """Microseconds of one `run` on the device: the mean of `count` in a row, several times."""
+    run()
+    torch.cuda.synchronize()
+    values = []
+    for _ in range(rounds):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(count):
+            run()
+        end.record()
+        end.synchronize()
+        values.append(begin.elapsed_time(end) * 1000 / count)
+    return Spread.of(values)
+
+
+def copy_bandwidth() -> float:
+    """Bytes read plus written per second of a large device-to-device copy; the median of 10."""
+    source = torch.empty(4 << 30, dtype=torch.uint8, device=DEVICE).random_()
+    target = torch.empty_like(source)
+    took = [timed_us(lambda: target.copy_(source), 1, 1).median for _ in range(10)]
+    return 2 * source.numel() / (statistics.median(took) * 1e-6)
+
+
+def backend_of(
+    config: ModelConfig, widths: Sequence[int] = WIDTHS, pdl: bool = True, layers: int | None = None, tokens: int = 300_000
+) -> CudaBackend:
+    if layers is not None:
+        config = replace(config, num_layers=layers)
+    kv = make_kv(config, tokens // BLOCK_SIZE, BF16, DEVICE)
+    kv.data.normal_()
+    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths, pdl=pdl)
+
+
+def feed(backend: CudaBackend, rows: int, context: int, per_segment: int = 1) -> None:
+    """Inputs of a step of `rows` rows at `context`: sequences of `per_segment` rows, blocks of their own."""
+    inputs = backend.graphs.inputs[rows]
+    blocks = -(-(context + per_segment) // BLOCK_SIZE)
+    sequences = -(-rows // per_segment)
+    tables = np.arange(sequences * blocks, dtype=np.int32) % backend.kv.num_blocks
+    sequence = np.arange(rows) // per_segment
+    positions = (context + np.arange(rows) % per_segment).astype(np.int32)
+    slots = tables[sequence * blocks + positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    tokens = np.random.default_rng(0).integers(0, backend.config.vocab_size, rows).astype(np.int32)
+    sources = np.full(rows, -1, np.int32)
+    inputs.write(0, [tokens, sources, positions, slots, (sequence * blocks).astype(np.int32), np.arange(rows)], tables)
+
+
+def step_us(backend: CudaBackend, rows: int, context: int = 256, per_segment: int = 1) -> Spread:
+    captured = backend.graphs.get(backend.graphs.key(rows, context + per_segment, True))
+    feed(backend, rows, context, per_segment)
+    return timed_us(captured.replay)
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes that a step must read at least: every matrix and the LM head once."""
+    c = config
+    heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+    layer = c.hidden_size * (heads + c.num_heads * c.head_dim + 3 * c.intermediate_size)
+    return 2 * (c.num_layers * layer + c.vocab_size * c.hidden_size)
+
+
+def exactness(report: Report) -> None:
+    """Error against float32, and whether a row has the same bits at every width."""
+    config = replace(SHAPES["default"], num_layers=6)
+    weights = random_weights(config, BF16, DEVICE)
+    fused = CudaBackend(config, weights, make_kv(config, 4000, BF16, DEVICE))
+    plain = ReferenceBackend(config, weights, make_kv(config, 4000, BF16, DEVICE))
+    wide = ReferenceBackend(config, _floats(weights), make_kv(config, 4000, torch.float32, DEVICE))
+    made = np.random.default_rng(1)
+    prompt = made.integers(0, config.vocab_size, 700).tolist()
+    blocks = list(range(100, 100 + 64))
+    first = ragged_batch(DEVICE, [(0, prompt, blocks)], logit_rows=(699,))
+    step = ragged_batch(DEVICE, [(700, prompt[:4], blocks), (0, prompt[5:9], [7])])
+    errors: dict[str, list[float]] = {"fused": [], "torch bf16": []}
+    for batch in (first, step):
+        exact = wide.run(batch).logits
+        for name, backend in (("fused", fused), ("torch bf16", plain)):
+            got = backend.run(batch).logits
+            assert got is not None and exact is not None  # noqa: S101, PT018
+            errors[name].append(float((got - exact).norm() / exact.norm()))
+    for name, values in errors.items():
+        report.add(f"error against float32, {name}", max(values))
+    report.add("row invariant", _invariance(fused, prompt, blocks))
+
+
+def _invariance(fused: CudaBackend, prompt: list[int], blocks: list[int]) -> str:
+    """The bits of rows at position 700 at every width against one row alone, and of a prompt in slices."""
+    alone = []
+    for at in range(8):
+        logits = fused.run(ragged_batch(DEVICE, [(700 + at, [prompt[at]], blocks)])).logits
+        assert logits is not None  # noqa: S101
+        alone.append(logits[0].clone())
+    bad = []
+    for rows in (2, 3, 4, 5, 6, 8, 9, 16, 17, 32, 33, 64, 100, 128, 256):
+        verify = min(rows, 8)
+        crowd = [(at % 200, [prompt[at % 700]], list(range(200 + at, 200 + at + 13))) for at in range(rows - verify)]
+        batch = ragged_batch(DEVICE, [*crowd, (700, prompt[:verify], blocks)])
+        logits = fused.run(batch).logits
+        assert logits is not None  # noqa: S101
+        same = [bool(torch.equal(alone[at], logits[rows - verify + at])) for at in range(verify)]
+        if not all(same):
+            bad.append(f"{rows} rows: {sum(same)}/{verify}")
+    other = list(range(3000, 3064))
+    fused.run(ragged_batch(DEVICE, [(0, prompt[:700], other)], logit_rows=()))
+    cut = list(range(3100, 3164))
+    for at in range(0, 700, 100):
+        fused.run(ragged_batch(DEVICE, [(at, prompt[at : at + 100], cut)], logit_rows=()))
+    if not torch.equal(fused.kv.data[:, :, other[:43]], fused.kv.data[:, :, cut[:43]]):
+        bad.append("prompt in slices of 100")
+    return "yes, 1 to 256 rows and prompt slices" if not bad else "NO: " + ", ".join(bad)
+
+
+def _floats(weights: object) -> object:
+    """The same weights in float32."""
+    from dataclasses import fields
+
+    def wide(value: object) -> object:
+        if isinstance(value, torch.Tensor):
+            return value.float()
+        if isinstance(value, tuple):
+            return tuple(replace(layer, **{f.name: wide(getattr(layer, f.name)) for f in fields(layer)}) for layer in value)
+        return value
+
+    return replace(weights, **{f.name: wide(getattr(weights, f.name)) for f in fields(weights)})  # type: ignore[type-var]
+
+
+def default_steps(report: Report) -> None:
+    """Step time of the default shape by width, context and drafts, and the start-up of the whole set of graphs."""
+    backend = backend_of(SHAPES["default"])
+    began = time.perf_counter()
+    backend.prepare()
+    report.add("seconds to capture all graphs (kernels cached)", time.perf_counter() - began)
+    report.add("graphs", len(backend.graphs.planned(())))
+    base = 0.0
+    for rows in (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256):
+        took = step_us(backend, rows)
+        report.add(f"step us, {rows} rows of as many sequences, context 256", took)
+        base = base or took.median
+        report.add(f"  tokens/s at {rows}", rows * 1e6 / took.median)
+        if 1 < rows <= 8:
+            verify = step_us(backend, rows, per_segment=rows)
+            report.add(f"  verify of {rows} rows, us", verify)
+            report.add(f"  verify of {rows} rows over a plain step", verify.median / base)
+    for context in (1, 1000, 2000, 8000):
+        report.add(f"step us, 1 row, context {context}", step_us(backend, 1, context))
+    for rows in (512, 1024):
+        captured = backend.graphs.get(backend.graphs.key(rows, rows, False))
+        feed(backend, rows, 0, rows)
+        took = timed_us(captured.replay, 5)
+        report.add(f"prompt of {rows} tokens, us", took)
+        report.add(f"  prompt tokens/s at {rows}", rows * 1e6 / took.median)
+    _loop(report, backend)
+
+
+def _loop(report: Report, backend: CudaBackend) -> None:
+    """One row through `run` with its token brought to the host each step: what the host adds."""
+    batch = ragged_batch(torch.device("cpu"), [(256, [5], list(range(20)))], greedy=True)
+    host = torch.empty(1, dtype=torch.int64, pin_memory=True)
+
+    def once() -> None:
+        host.copy_(backend.run(batch).argmax, non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+
+    for _ in range(20):
+        once()
+    values = []
+    for _ in range(200):
+        began = time.perf_counter()
+        once()
+        values.append((time.perf_counter() - began) * 1e6)
+    report.add("run and token on the host, us of wall time", Spread.of(values))
+
+
+def profile(report: Report) -> None:
+    """Where a step goes: each kernel of all layers alone, and the step without it."""
+    backend = backend_of(SHAPES["default"], widths=NARROW)
+    for rows in (1, 4, 8):
+        key = backend.graphs.key(rows, 260, True)
+        launches = backend.graphs.launches(key)
+        feed(backend, rows, 256, rows)
+        whole = timed_us(backend.graphs.get(key).replay).median
+        report.add(f"profile {rows} rows: whole step us", whole)
+        for part in dict.fromkeys(launch.part for launch in launches):
+            alone = backend.graphs._capture(tuple(one for one in launches if one.part == part))
+            without = backend.graphs._capture(tuple(one for one in launches if one.part != part))
+            report.add(f"  {part}: alone, us", timed_us(alone.replay).median)
+            report.add(f"  {part}: share (step less step without it), us", whole - timed_us(without.replay).median)
+    plain = backend_of(SHAPES["default"], widths=NARROW, pdl=False)
+    for rows in (1, 8):
+        report.add(f"step us without programmatic launch, {rows} rows", step_us(plain, rows))
+
+
+def larger(report: Report, name: str) -> None:
+    """Batch 1 (and few rows) in a larger shape: share of the copy bandwidth."""
+    config = SHAPES[name]
+    backend = backend_of(config, widths=NARROW, tokens=40_000)
+    bandwidth = report.figures.get("copy bandwidth, TB/s")
+    for rows in NARROW:
+        took = step_us(backend, rows)
+        report.add(f"{name}: step us, {rows} rows", took)
+        if rows == 1 and isinstance(bandwidth, float):
+            reached = weight_bytes(config) / (took.median * 1e-6) / 1e12
+            report.add(f"{name}: weights read, TB/s", reached)
+            report.add(f"{name}: share of copy bandwidth", reached / bandwidth)
+    _parts(report, name, backend, 1)
+
+
+def _parts(report: Report, name: str, backend: CudaBackend, rows: int) -> None:
+    launches = backend.graphs.launches(backend.graphs.key(rows, 260, True))
+    feed(backend, rows, 256)
+    for part in dict.fromkeys(launch.part for launch in launches):
+        captured = backend.graphs._capture(tuple(one for one in launches if one.part == part))
+        report.add(f"{name}: {part} alone, {rows} rows, us", timed_us(captured.replay, 10, 3).median)
+
+
+SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[tuple[int, int, int, int | None, int], ...]], ...]] = {
+    "default": (
+        (1, None, ((16, 8, 1024, None, 1), (32, 8, 1024, None, 1))),
+        (32, None, ((16, 32, 1024, None, 1), (32, 32, 1024, None, 1), (16, 16, 1024, None, 1), (16, 8, 1024, None, 1))),
+        (256, None, ((16, 64, 1024, None, 1), (32, 64, 1024, None, 1), (32, 32, 1024, None, 1), (16, 32, 1024, None, 1))),
+    ),
+    "1b": ((1, 6, ((16, 8, 1024, None, 1), (16, 8, 512, None, 3), (16, 8, 512, None, 4), (16, 8, 512, 64, 3),
+                   (16, 8, 1024, None, 3), (32, 8, 512, None, 3))),),
+    "8b": ((1, 6, ((16, 8, 1024, None, 1), (16, 8, 512, None, 3), (16, 8, 512, None, 4), (16, 8, 512, 64, 3),
+                   (16, 8, 1024, None, 3), (32, 8, 512, None, 3))),),
+}  # fmt: skip
+"""Per shape: rows, layers, and (outputs, rows, inner elements, registers, stages) of a tile."""
+
+
+def forced(outputs: int, rows: int, budget: int, registers: int | None = None, stages: int = 1) -> Callable[..., Tiling]:
+    """A tiling with these sizes; slices and their order stay those of `tiling`."""
+
+    def tile(inner: int, wide: int, count: int, *, normed: bool, most: int = 16) -> Tiling:
+        base = tiling(inner, wide, count, normed=normed, most=most)
+        share = inner // base.slices
+        width = 1 << (min(share, budget // base.slices).bit_length() - 1)
+        iterations, tail = divmod(share, width)
+        while tail & (tail - 1):
+            width //= 2
+            iterations, tail = divmod(share, width)
+        size = outputs if wide % outputs == 0 else 16
+        return replace(base, width=width, iterations=iterations, tail=tail, outputs=size, rows=rows, registers=registers, stages=stages)
+
+    return tile
+
+
+def sweep(report: Report, name: str) -> None:
+    """Time of every matrix kernel under other tile sizes."""
+    for rows, layers, tiles in SWEEPS[name]:
+        backend = backend_of(SHAPES[name], widths=(rows,), layers=layers)
+        for tile in tiles:
+            if report.left < 5:
+                return
+            backend.graphs._builder.tile = forced(*tile)
+            launches = backend.graphs.launches(backend.graphs.key(rows, 260, True))
+            feed(backend, rows, 256)
+            shown = []
+            for part in ("qkv", "out", "gate_up", "down", "head"):
+                try:
+                    captured: Captured = backend.graphs._capture(tuple(one for one in launches if one.part == part))
+                    shown.append(f"{part} {timed_us(captured.replay, 10, 3).median:.1f}")
+                except Exception as error:  # a tile too large for the chip is a result too
+                    shown.append(f"{part} {type(error).__name__}")
+            report.add(f"sweep {name} {rows} rows, tile {tile}, us of all layers", ", ".join(shown))
+
+
+SECTIONS: dict[str, Callable[[Report], None]] = {
+    "exact": exactness,
+    "default": default_steps,
+    "profile": profile,
+    "1b": lambda report: larger(report, "1b"),
+    "8b": lambda report: larger(report, "8b"),
+    "sweep-default": lambda report: sweep(report, "default"),
+    "sweep-1b": lambda report: sweep(report, "1b"),
+    "sweep-8b": lambda report: sweep(report, "8b"),
+}
+
+
+def _needed(names: Sequence[str]) -> list[tuple[str, tuple[int, ...], tuple[int, int, int, int | None, int] | None]]:
+    """Shapes, widths and tiles whose kernels the sections compile."""
+    jobs: list[tuple[str, tuple[int, ...], tuple[int, int, int, int | None, int] | None]] = []
+    if {"exact", "default", "profile"} & set(names):
+        jobs.append(("default", (8, 16, 32, 64), None))
+    jobs += [(name, (8,), None) for name in ("1b", "8b") if name in names]
+    for name in names:
+        if name.startswith("sweep-"):
+            shape = name.removeprefix("sweep-")
+            jobs += [(shape, (rows,), tile) for rows, _, tiles in SWEEPS[shape] for tile in tiles]
+    return jobs
+
+
+def compile_part(names: Sequence[str], part: int, parts: int) -> None:
+    """Compile every `parts`-th kernel into Triton's cache."""
+    launches: list[tuple[Launch, bool]] = []
+    hollow: dict[tuple[str, tuple[int, ...]], CudaBackend] = {}
+    for shape, widths, tile in _needed(names):
+        if (shape, widths) not in hollow:
+            hollow[shape, widths] = _hollow(replace(SHAPES[shape], num_layers=1), widths)
+        graphs = hollow[shape, widths].graphs
+        graphs._builder.tile = tiling if tile is None else forced(*tile)
+        keys = [GraphKey(width, SHAPES[shape].max_context, width <= 256) for width in widths]
+        launches += [(launch, True) for launch in graphs.kinds(keys)]
+        if "profile" in names and tile is None and shape == "default":
+            launches += [(launch, False) for launch in graphs.kinds([GraphKey(widths[0], 8192, True)])]
+    for launch, pdl in launches[part::parts]:
+        try:
+            launch.compile(pdl)
+        except Exception as error:
+            print(f"compile {launch.part} {launch.constants}: {type(error).__name__} {str(error)[:300]}", flush=True)
+
+
+def _hollow(config: ModelConfig, widths: Sequence[int]) -> CudaBackend:
+    """A backend of one layer whose weights were never set: enough to compile for."""
+    kv = make_kv(config, 64, BF16, DEVICE)
+    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths)
+
+
+def _compile_all(names: Sequence[str], report: Report, workers: int) -> None:
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "engine.bench.gpu", "--only", ",".join(names)]
+    running = [subprocess.Popen([*command, "--compile", f"{at}/{workers}"]) for at in range(workers)]
+    for process in running:
+        process.wait(timeout=max(5.0, report.left))
+    report.add(f"seconds to compile kernels in {workers} processes", time.perf_counter() - began)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("gpu.json"))
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--only", default=",".join(SECTIONS))
+    parser.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    parser.add_argument("--compile", default="")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",")
+    if chosen.compile:
+        part, parts = map(int, chosen.compile.split("/"))
+        compile_part(names, part, parts)
+        return
+    report = Report(chosen.out, time.perf_counter() + chosen.seconds)
+    report.add("gpu", torch.cuda.get_device_name())
+    _compile_all(names, report, chosen.workers)
+    report.add("copy bandwidth, TB/s", copy_bandwidth() / 1e12)
+    torch.cuda.empty_cache()
+    for name in names:
+        if report.left < 8:
+            report.failures[name] = "no time left"
+            continue
+        try:
+            SECTIONS[name](report)
+        except Exception as error:  # one failed section must not cost the others
+            import traceback
+
+            traceback.print_exc()
+            report.failures[name] = f"{type(error).__name__}: {error}"
+        torch.cuda.empty_cache()
+        report.write()
+    print(json.dumps(report.failures), flush=True)
+
+
+if __name__ == "__main__":
+    main()
