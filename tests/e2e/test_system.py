@@ -98,6 +98,26 @@ async def test_the_same_question_has_the_same_greedy_answer_alone_and_in_company
         assert replies[0][0] == alone
 
 
+async def test_later_turns_reuse_the_prefix_and_every_drafter_speaks_the_same(served: Serving) -> None:
+    async with WireClient(served.url) as client:
+        await client.set_lever("mtp_gate", "force")
+        assert client.welcome is not None
+        assert client.welcome.facts is not None
+        replies = set()
+        for drafter in ("off", *client.welcome.facts.drafters, "auto"):
+            await client.set_lever("drafter", drafter)
+            turns, said = [], ""
+            for question in ("Name three birds.", "Which of them swims?", "And which flies highest?"):
+                turns.append(ChatTurn(role="user", content=question))
+                text, done, _ = await ask(client, 40, turns)
+                assert done.reason == "length"
+                turns.append(ChatTurn(role="assistant", content=text))
+                said += text
+            assert done.usage.cached_tokens > 0
+            replies.add(said)
+        assert len(replies) == 1
+
+
 async def test_statistics_of_a_running_chat_come_over_the_wire(served: Serving) -> None:
     async with WireClient(served.url) as client, WireClient(served.url) as watcher:
         await watcher.send(Subscribe(topics=("stats", "requests", "gate"), rate_hz=20))
