@@ -84,13 +84,13 @@ def tab_line(pane: str, digits: bool) -> Content:
 def _condition(state: State, now: float) -> list[Part]:
     link = state.link
     if link.phase is Phase.REFUSED:
-        return [("● refused ", "$text-error"), muted(link.reason[:60])]
+        return [("● not connected ", "bold $text-error"), muted(link.reason)]
     if link.phase is Phase.DOWN:
-        return [(f"● down for {words.seconds(now - link.since)} ", "bold $text-error"), muted(link.reason[:60])]
+        return [(f"● down for {words.seconds(now - link.since)} ", "bold $text-error"), muted(link.reason)]
     if link.phase is Phase.CONNECTING:
         return [("○ connecting ", "$text-warning")]
     if state.loading.state == "failed":
-        return [("● failed ", "$text-error")]
+        return [("● failed ", "bold $text-error"), muted(state.loading.message)]
     if state.loading.state != "ready":
         return [("○ loading ", "$text-warning"), muted(state.loading.stage)]
     if state.stats_at and now - state.stats_at > 3:

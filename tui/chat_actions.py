@@ -21,7 +21,7 @@ from tui.panels.chat.transcript import Transcript
 from tui.panels.levers.lever_list import LeverList
 from tui.panels.levers.values import parse_value, show_value
 from tui.settings import SettingError
-from tui.state import Opened, Retold, Said
+from tui.state import Opened, Phase, Retold, Said
 from tui.windows import window
 
 if TYPE_CHECKING:
@@ -73,6 +73,9 @@ class ChatActions:
 
     def _can_ask(self) -> bool:
         state = self.app.state
+        if state.link.phase is Phase.REFUSED or state.loading.state == "failed":
+            self.app.notify("The engine is gone; leave and start it again.", severity="error")
+            return False
         if not state.ready:
             self.app.notify("This is sent as soon as the model is ready.")
             return False

@@ -75,9 +75,7 @@ def _refused(state: State, event: wire.Refused, now: float) -> State:
 def _dropped(state: State, event: Dropped, now: float) -> State:
     if state.link.phase is Phase.REFUSED:
         return state
-    if state.link.phase is Phase.CONNECTING and not event.final:
-        return replace(state, link=replace(state.link, reason=event.reason))
-    if state.link.phase is Phase.DOWN:
+    if state.link.phase is not Phase.OPEN and not event.final:
         return replace(state, link=replace(state.link, reason=event.reason))
     phase = Phase.REFUSED if event.final else Phase.DOWN
     link = Link(phase, now, event.reason, state.link.drops + 1)

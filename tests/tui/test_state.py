@@ -163,6 +163,8 @@ def test_losing_the_connection_is_down_but_never_having_had_one_is_connecting() 
     assert after(Dropped("nobody there")).link.phase is Phase.CONNECTING
     assert after(scenes.welcome(), Dropped("cut")).link.phase is Phase.DOWN
     assert after(Dropped("The engine ended.", final=True)).link.phase is Phase.REFUSED
+    ended = after(scenes.welcome(), Dropped("cut"), Dropped("The engine ended.", final=True))
+    assert (ended.link.phase, ended.link.reason) == (Phase.REFUSED, "The engine ended.")
 
 
 def test_pending_changes_do_not_outlive_the_connection() -> None:
