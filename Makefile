@@ -45,22 +45,22 @@ $(STAMPS)/venv:
 		{ echo "$(PYTHON) is too old; 3.11 or later is needed (PYTHON=/path/to/it)."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ echo "The virtual environment could not be made; install the venv package of your Python."; exit 1; }
-	$(PIP) install -q --upgrade pip
+	$(PIP) install -qq --upgrade pip
 	@mkdir -p $(STAMPS) && touch $@
 
 # Where there is no GPU a CPU wheel spares gigabytes; where none is at hand the usual one does as well.
 $(STAMPS)/torch: constraints.txt $(STAMPS)/venv
 ifeq ($(HAS_GPU),yes)
-	$(PIP) install -q "torch==$(TORCH_PIN)" -c constraints.txt
+	$(PIP) install -qq "torch==$(TORCH_PIN)" -c constraints.txt
 else
 	@$(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_PIN)")' 2>/dev/null || \
-		$(PIP) install -q "torch==$(TORCH_PIN)+cpu" -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) 2>/dev/null || \
-		$(PIP) install -q "torch==$(TORCH_PIN)" -c constraints.txt
+		$(PIP) install -qq "torch==$(TORCH_PIN)+cpu" -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) 2>/dev/null || \
+		$(PIP) install -qq "torch==$(TORCH_PIN)" -c constraints.txt
 endif
 	@touch $@
 
 $(STAMPS)/packages: pyproject.toml constraints.txt $(STAMPS)/torch
-	$(PIP) install -q -e ".[dev,grammar]" -c constraints.txt
+	$(PIP) install -qq -e ".[dev,grammar]" -c constraints.txt
 	@touch $@
 
 NATIVE := $(wildcard engine/model/native/*.cpp engine/model/native/*.h engine/model/native/*.py)
