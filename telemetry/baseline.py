@@ -9,6 +9,7 @@ from telemetry.record import GateRecord, StepRecord
 _DECAY = 0.99
 """Per step: about the last hundred plain steps count."""
 _ENOUGH = 8
+_EVERY = 8
 _PLAIN = ("plain", "pipelined")
 
 
@@ -27,6 +28,7 @@ class PlainBaseline:
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
         self._previous_end_ns = 0
+        self._decisions = 0
 
     def step(self, record: StepRecord) -> float:
         """Take a decode step; returns the nanoseconds that one token of one sequence takes plainly at this width, or 0.
@@ -44,6 +46,10 @@ class PlainBaseline:
         return 1e9 * record.width / speed if speed else 0.0
 
     def gate(self, record: GateRecord) -> None:
+        """An estimate changes once a window at most, so every eighth decision is enough to follow it."""
+        self._decisions += 1
+        if self._decisions % _EVERY != 1:
+            return
         for name, speed, *_ in record.arms:
             if name == "plain" and speed > 0:
                 self._bucket(record.width_bucket).gate = speed

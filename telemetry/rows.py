@@ -35,12 +35,21 @@ BatchNumber = Callable[[tuple[str, ...]], int]
 PLAIN_ARM = "plain"
 _TIMESTAMP = pa.timestamp("us")
 _STEP_INTS: tuple[tuple[str, type], ...] = (
-    ("step_id", np.int64), ("tick", np.int64), ("width", np.uint16), ("rows", np.uint32),
-    ("prefill_tokens", np.uint32), ("drafted", np.uint16), ("accepted", np.uint16), ("bonus", np.uint16),
-    ("emitted", np.uint16), ("k", np.uint8), ("kv_used", np.uint32), ("kv_total", np.uint32), ("depth", np.uint32),
-    ("draft_us", np.uint32), ("device_us", np.uint32), ("commit_us", np.uint32), ("cached_tokens", np.uint32),
+    ("step_id", np.int64), ("tick", np.int64), ("start_ns", np.int64), ("end_ns", np.int64), ("width", np.uint16),
+    ("rows", np.uint32), ("prefill_tokens", np.uint32), ("drafted", np.uint16), ("accepted", np.uint16),
+    ("bonus", np.uint16), ("emitted", np.uint16), ("k", np.uint8), ("kv_used", np.uint32), ("kv_total", np.uint32),
+    ("depth", np.uint32), ("draft_us", np.uint32), ("device_us", np.uint32), ("commit_us", np.uint32),
+    ("cached_tokens", np.uint32),
+)  # fmt: skip
+_SHARE_INTS: tuple[tuple[str, type], ...] = (
+    ("drafted", np.uint8), ("accepted", np.uint8), ("emitted", np.uint8), ("prefill_tokens", np.uint32),
+)  # fmt: skip
+_GATE_INTS: tuple[tuple[str, type], ...] = (
+    ("step_id", np.int64), ("time_ns", np.int64), ("losses", np.uint8), ("depth", np.uint32),
+    ("width_bucket", np.uint16), ("tokens_until_probe", np.int32), ("pinned", np.bool_),
 )  # fmt: skip
 _request_of = attrgetter("request_id")
+_arm_numbers = itemgetter(1, 2, 3, 4)
 
 
 def trace_id_of_run(run_id: str) -> str:
@@ -74,15 +83,15 @@ class StepColumns:
     """The columns of a batch of steps, as an Arrow table and as the arrays that the rollups sum."""
 
     def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, batch: BatchNumber) -> None:
-        ints: dict[str, Array] = {name: column(records, name, dtype) for name, dtype in _STEP_INTS}
+        ints = integers(records, _STEP_INTS)
         self.ints = ints
         self.lane = codes(list(map(attrgetter("lane"), records)), LANE_CODES)
         k_reason = codes(list(map(attrgetter("k_reason"), records)), K_CODES)
         drafted_at, accepted_at, refusals, shares = (
             list(map(attrgetter(name), records)) for name in ("drafted_at", "accepted_at", "refusals", "shares")
         )
-        start_us = column(records, "start_ns", np.int64) // 1000
-        self.dur_us = (column(records, "end_ns", np.int64) // 1000 - start_us).clip(0).astype(np.uint32)
+        start_us = ints["start_ns"] // 1000
+        self.dur_us = (ints["end_ns"] // 1000 - start_us).clip(0).astype(np.uint32)
         self.start_us = start_us + offset_us
         self.drafted_at = _Lists(drafted_at)
         self.accepted_at = _Lists(accepted_at)
@@ -110,7 +119,7 @@ class StepColumns:
                 **{name: pa.array(ints[name]) for name in ("kv_used", "kv_total", "depth", "draft_us", "device_us")},
                 "commit_us": pa.array(ints["commit_us"]),
                 "cached_tokens": pa.array(ints["cached_tokens"]),
-                "batch_no": pa.array(np.array([batch(tuple(map(_request_of, share))) for share in shares], np.uint32)),
+                "batch_no": _batches(shares, batch),
                 "shares": _shares(shares),
             }
         )
@@ -127,13 +136,23 @@ class _Lists:
         return pa.ListArray.from_arrays(_offsets(self.lengths), pa.array(self.values))
 
 
+def _batches(shares: Sequence[tuple[Any, ...]], batch: BatchNumber) -> pa.Array:
+    """The number of every step's set of requests; most steps have the set of the one before."""
+    ids = list(map(_request_of, chain.from_iterable(shares)))
+    numbers, at, last, number = [], 0, None, 0
+    for length in map(len, shares):
+        part = ids[at : at + length]
+        at += length
+        if part != last:
+            last, number = part, batch(tuple(part))
+        numbers.append(number)
+    return pa.array(np.array(numbers, np.uint32))
+
+
 def _shares(shares: Sequence[tuple[Any, ...]]) -> pa.Array:
     lengths = np.fromiter(map(len, shares), np.int32, len(shares))
-    flat = list(chain.from_iterable(shares))
-    fields = (("drafted", np.uint8), ("accepted", np.uint8), ("emitted", np.uint8), ("prefill_tokens", np.uint32))
-    values = pa.StructArray.from_arrays(
-        [pa.array(column(flat, name, dtype)) for name, dtype in fields], [name for name, _ in fields]
-    )
+    ints = integers(list(chain.from_iterable(shares)), _SHARE_INTS)
+    values = pa.StructArray.from_arrays([pa.array(values) for values in ints.values()], list(ints))
     return pa.ListArray.from_arrays(_offsets(lengths), values)
 
 
@@ -146,11 +165,10 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
     lists = list(map(attrgetter("arms"), records))
     lengths = np.fromiter(map(len, lists), np.int32, len(lists))
     flat = list(chain.from_iterable(lists))
-    speed, deviation, age = (
-        np.fromiter(map(itemgetter(at), flat), kind, len(flat))
-        for at, kind in ((1, np.float32), (2, np.float32), (3, np.int32))
-    )
-    stale = np.fromiter(map(itemgetter(4), flat), np.bool_, len(flat))
+    numbers = np.fromiter(chain.from_iterable(map(_arm_numbers, flat)), np.float64, len(flat) * 4).reshape(-1, 4)
+    speed, deviation = (numbers[:, at].astype(np.float32) for at in (0, 1))
+    age, stale = numbers[:, 2].astype(np.int32), numbers[:, 3] != 0
+    ints = integers(records, _GATE_INTS)
     names = words(list(map(itemgetter(0), flat)))
     plain, spec = _best_arms(names, speed, lengths)
     mode, arm, reason = (list(map(attrgetter(name), records)) for name in ("mode", "arm", "reason"))
@@ -164,18 +182,18 @@ def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple
     return pa.table(
         {
             "run": constant(run, len(records)),
-            "step_id": pa.array(column(records, "step_id", np.int64)),
-            "time": timestamps(column(records, "time_ns", np.int64) // 1000 + offset_us),
+            "step_id": pa.array(ints["step_id"]),
+            "time": timestamps(ints["time_ns"] // 1000 + offset_us),
             "mode": dictionary(words(mode)),
             "arm": dictionary(words(arm)),
             "reason": enum(codes(reason, GATE_CODES), GATE_REASONS),
             "arms": pa.ListArray.from_arrays(_offsets(lengths), arms),
             "margin": pa.array(column(records, "margin", np.float32)),
-            "losses": pa.array(column(records, "losses", np.uint8)),
-            "depth": pa.array(column(records, "depth", np.uint32)),
-            "width_bucket": pa.array(column(records, "width_bucket", np.uint16)),
-            "tokens_until_probe": pa.array(column(records, "tokens_until_probe", np.int32)),
-            "pinned": pa.array([record.pinned for record in records], pa.bool_()),
+            "losses": pa.array(ints["losses"]),
+            "depth": pa.array(ints["depth"]),
+            "width_bucket": pa.array(ints["width_bucket"]),
+            "tokens_until_probe": pa.array(ints["tokens_until_probe"]),
+            "pinned": pa.array(ints["pinned"]),
             "plain_tokens_per_s": pa.array(plain, mask=plain < 0),
             "spec_tokens_per_s": pa.array(spec, mask=spec < 0),
             "is_change": pa.array(_changes((mode, arm, reason), before)),
@@ -372,6 +390,22 @@ def words(values: Sequence[str]) -> tuple[Array, list[str]]:
 def dictionary(indexed: tuple[Array, list[str]]) -> pa.Array:
     index, known = indexed
     return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(known, pa.string()))
+
+
+def integers(records: Sequence[Any], fields: Sequence[tuple[str, type]]) -> dict[str, Array]:
+    """Integer attributes of all records as columns; a value that its type cannot hold raises `OverflowError`."""
+    read = attrgetter(*(name for name, _ in fields))
+    flat = np.fromiter(chain.from_iterable(map(read, records)), np.int64, len(records) * len(fields))
+    table = flat.reshape(-1, len(fields))
+    return {name: _fitting(table[:, at], kind) for at, (name, kind) in enumerate(fields)}
+
+
+def _fitting(values: Array, kind: type) -> Array:
+    if kind not in (np.int64, np.bool_) and len(values):
+        bounds = np.iinfo(kind)
+        if values.min() < bounds.min or values.max() > bounds.max:
+            raise OverflowError(f"a value of the batch does not fit {kind.__name__}")
+    return values.astype(kind)
 
 
 def column(records: Sequence[Any], name: str, dtype: type) -> Array:
