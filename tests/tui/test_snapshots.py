@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from pytest_textual_snapshot import normalize_svg
 from textual.pilot import Pilot
 from textual.widgets import Markdown, TextArea
 
@@ -47,10 +48,22 @@ def settled(scene: str, keys: tuple[str, ...]) -> Callable[[Pilot[None]], Awaita
             await pilot.pause(0.1)
         for editor in app.screen.query(TextArea):
             editor.cursor_blink = False
-        app.repaint()
-        await pilot.pause(0.4)
+        await still(pilot)
 
     return prepare
+
+
+async def still(pilot: Pilot[None]) -> None:
+    """Waits until three pictures in a row are the same."""
+    app, seen = pilot.app, [""]
+    for _ in range(40):
+        assert isinstance(app, MetraleApp)
+        app.repaint()
+        await pilot.pause(0.1)
+        seen.append(normalize_svg(app.export_screenshot()))
+        if len(seen) > 3 and seen[-1] == seen[-2] == seen[-3]:
+            return
+    raise AssertionError("the screen does not come to rest")
 
 
 CHAT = [
