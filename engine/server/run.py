@@ -8,6 +8,8 @@ from starlette.types import ASGIApp
 from engine.protocol.wire import MAX_MESSAGE_BYTES
 
 GRACE_S = 5
+MAX_CONNECTIONS = 512
+"""Sockets of all kinds; beyond it a request is answered with 503."""
 
 
 def config_of(app: ASGIApp) -> uvicorn.Config:
@@ -18,6 +20,7 @@ def config_of(app: ASGIApp) -> uvicorn.Config:
         ws_per_message_deflate=False,
         h11_max_incomplete_event_size=64 * 1024,
         timeout_graceful_shutdown=GRACE_S,
+        limit_concurrency=MAX_CONNECTIONS,
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -26,6 +26,8 @@ MESSAGES_PER_SECOND = 200.0
 MESSAGE_BURST = 500
 MAX_REQUESTS = 64
 """Requests that one session may have in flight."""
+MAX_QUERIES = 8
+"""Queries that one session may have running."""
 KEPT_ENDED = 16
 """Ended replies that a reconnecting client may still ask for."""
 ORIGINS = {"tui": "tui", "web": "web", "cli": "cli"}
@@ -58,6 +60,7 @@ class Session:
         self._topics: frozenset[str] = frozenset()
         self._ticker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._querying = 0
         self._limit = RateLimit(MESSAGES_PER_SECOND, MESSAGE_BURST)
         self._subscription = views.subscribe()
         broker.watchers.state.append(self._on_state)
@@ -201,11 +204,18 @@ class Session:
             self.mailbox.put(answer)
 
     async def _query(self, query: wire.Query) -> None:
+        if self._querying >= MAX_QUERIES:
+            sentence = f"{MAX_QUERIES} queries of this connection are running; wait for one to end."
+            self.mailbox.put(wire.QueryResult(query_id=query.query_id, error=sentence))
+            return
+        self._querying += 1
         try:
             answer = await self._views.query(query.sql, query.max_rows, query.run)
         except QueryRefusedError as error:
             self.mailbox.put(wire.QueryResult(query_id=query.query_id, error=str(error)))
             return
+        finally:
+            self._querying -= 1
         result = wire.QueryResult(
             query_id=query.query_id,
             columns=answer.columns,

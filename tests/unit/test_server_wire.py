@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import string
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -334,3 +335,21 @@ async def test_a_flood_of_messages_is_bounded() -> None:
 async def test_no_server_is_one_sentence() -> None:
     with pytest.raises(WireClosedError, match="No server answers at"):
         await WireClient("127.0.0.1:9", retry_s=0.1).open()
+
+
+async def test_queries_of_one_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with live() as served, WireClient(served.url) as client:
+        hold = threading.Event()
+        answer = served.telemetry.query
+
+        def slow(sql: str, max_rows: int, run: int = 0) -> Any:
+            hold.wait(10)
+            return answer(sql, max_rows, run)
+
+        monkeypatch.setattr(served.telemetry, "query", slow)
+        asked = [asyncio.create_task(client.query("select 1")) for _ in range(9)]
+        refused = await asyncio.wait_for(asked[8], 5)
+        assert "8 queries" in refused.error
+        hold.set()
+        answers = await asyncio.gather(*asked[:8])
+        assert [one.rows for one in answers] == [((1,),)] * 8
