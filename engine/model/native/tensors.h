@@ -112,3 +112,9 @@ int fail(Model& model, const char* format, ...) __attribute__((format(printf, 2,
 int pack(Model& model, const MatrixArgs& from, Matrix& to);
 // Makes scratch memory for this many rows; returns 0, or 1 with an error kept.
 int make_room(Model& model, int64_t rows, int64_t logit_rows);
+
+// Checks return 0, or 1 with an error kept.
+int check_shape(Model& model);
+int check_ready(Model& model);  // all weights and caches are there
+int check_tokens(Model& model, const int64_t* tokens, int64_t count);
+int check_step(Model& model, const StepArgs& args);
