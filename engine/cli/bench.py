@@ -119,7 +119,7 @@ def telemetry(parts: tuple[str, ...], as_json: bool, **numbers: Any) -> None:
 @click.option("--limit", type=click.IntRange(0), default=0, help="Prompts taken, spread over the file; 0: all.")
 @click.option("--new-tokens", type=click.IntRange(1), default=128, help="Tokens of each reply.")
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="Widths; may be repeated.")
-@click.option("--backend", type=click.Choice(["auto", "native", "reference"]), default="auto", help="Kernels.")
+@click.option("--backend", type=click.Choice(["auto", "native", "cuda", "reference"]), default="auto", help="Kernels.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Arithmetic.")
 @json_option
 def verify_lossless(

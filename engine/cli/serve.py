@@ -18,7 +18,9 @@ def engine_options(function: Any) -> Any:
     """How the model is run."""
     for option in (
         click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Arithmetic."),
-        click.option("--backend", type=click.Choice(["auto", "native", "reference"]), default="auto", help="Kernels."),
+        click.option(
+            "--backend", type=click.Choice(["auto", "native", "cuda", "reference"]), default="auto", help="Kernels."
+        ),
         click.option("--threads", type=click.IntRange(0, 1024), default=0, help="Threads of the engine; 0: all cores."),
         click.option(
             "--otlp", envvar="METRALE_OTLP", metavar="URL", default="", help="Also send spans to a collector."

@@ -27,7 +27,7 @@ from telemetry.record import LoadRecord, RunRecord
 if TYPE_CHECKING:
     from engine.text import Text
 
-DEFAULT_BATCH = {"cpu": 16, "cuda": 256}
+CPU_BATCH, GPU_BATCH = 16, 256
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +63,11 @@ class _Builder:
         options = self._options
         levers = LeverState(options.levers, {name: Source(source) for name, source in options.sources.items()})
         start_ns = clock.now_ns()
-        batch, kv_tokens = levers.int("max_batch_size"), levers.int("kv_tokens")
+        width, kv_tokens = _width(levers.int("max_batch_size")), levers.int("kv_tokens")
         device = open_device(
             Path(options.model),
             kv_tokens=kv_tokens if kv_tokens > 0 else None,
-            max_batch_size=batch if batch > 0 else DEFAULT_BATCH["cpu"],
+            max_batch_size=width,
             dtype=options.dtype,
             backend=options.backend,
             threads=options.threads or None,
@@ -76,7 +76,6 @@ class _Builder:
         )
         loaded_ns = clock.now_ns()
         vocabulary = vocabulary_of(load_text(Path(options.model)))
-        width = batch if batch > 0 else DEFAULT_BATCH.get(device.facts.kind, 16)
         facts = self._facts(device.facts, width)
         self._record_start(ring, clock, facts, levers, (start_ns, loaded_ns))
         context = Context(
@@ -127,6 +126,15 @@ class _Builder:
             )
         )
         ring.append(LoadRecord(stage="load", start_ns=load[0], end_ns=load[1], what=facts.model))
+
+
+def _width(asked: int) -> int:
+    """Sequences decoded together: as asked, else what the machine is good for."""
+    if asked > 0:
+        return asked
+    import torch
+
+    return GPU_BATCH if torch.cuda.is_available() else CPU_BATCH
 
 
 def vocabulary_of(text: Text) -> Vocabulary:
