@@ -11,7 +11,7 @@ from engine.levers.resolve import LeverState, resolve
 from engine.levers.spec import Kind, LeverError
 
 
-@pytest.mark.parametrize("lever", LEVERS.values(), ids=str)
+@pytest.mark.parametrize("lever", LEVERS.values(), ids=lambda lever: lever.name)
 def test_a_default_is_a_value_that_the_lever_itself_would_take(lever: object) -> None:
     assert lever.parse(lever.default) == lever.default  # type: ignore[attr-defined]
     assert lever.parse(lever.show(lever.default)) == lever.default  # type: ignore[attr-defined]
