@@ -17,6 +17,7 @@ from engine.model.gguf import GGUFFile
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import rope_frequencies
 from engine.model.native.build import BuildError
+from engine.model.native.cores import physical_cores, usable_processors
 from engine.model.native.library import PARTS, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
 from engine.model.quant import fill, matrix_names, unsupported
 
@@ -35,6 +36,8 @@ class NativeBackend:
 
     Keys lie in their blocks as `[kv_heads, head_dim, block_size]`, so that 16 positions are one vector.
     """
+
+    row_invariant = True
 
     def __init__(
         self,
@@ -123,7 +126,13 @@ def open_backend(request: BackendRequest) -> Backend:
     )
     blocks, size = -(-tokens // request.block_size), request.block_size
     kv = PagedKV(config.num_layers, blocks, size, config.num_kv_heads, config.head_dim, dtype)
-    return NativeBackend(config, file, kv, request.threads)
+    return NativeBackend(config, file, kv, _threads(request.threads))
+
+
+def _threads(asked: int) -> int:
+    """Every processor means every physical core; any other number is meant as it is."""
+    cores = physical_cores()
+    return cores if asked >= usable_processors() else asked
 
 
 def _open_file(path: Path) -> GGUFFile:

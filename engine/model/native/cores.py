@@ -14,8 +14,13 @@ def physical_cores(topology: Path = _TOPOLOGY) -> int:
     Two threads of one core share its vector units and its caches, so the second one only adds waiting.
     """
     if not hasattr(os, "sched_getaffinity"):
-        return os.cpu_count() or 1
+        return usable_processors()
     return max(1, len({_siblings(topology, cpu) for cpu in os.sched_getaffinity(0)}))
+
+
+def usable_processors() -> int:
+    """Processors that this process may run on, hyper-threads counted each."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _siblings(topology: Path, cpu: int) -> str:
