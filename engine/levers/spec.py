@@ -135,7 +135,9 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "any" if value is None else f"{value:g}"
+    if value is None:
+        return "any"
+    return f"{int(value)}" if float(value).is_integer() else f"{value:g}"
 
 
 def _raise() -> Value:
