@@ -23,19 +23,19 @@ def path_of(database: Path) -> Path:
 
 
 class Journal:
-    """Frames of records, each with the number of the commit that it belongs to."""
+    """Frames of records, numbered; the database knows the number of the last one that it has."""
 
     def __init__(self, database: Path) -> None:
         self._path = path_of(database)
         self._file: IO[bytes] | None = None
 
-    def append(self, seq: int, records: list[AnyRecord]) -> None:
+    def append(self, number: int, records: list[AnyRecord]) -> None:
         """Raises `OSError`."""
         if self._file is None:
             self._file = self._path.open("wb", buffering=0)
         payload = encode(records)
         end = self._file.tell()
-        frame = _FRAME.pack(_MAGIC, seq, len(payload), zlib.crc32(payload)) + payload
+        frame = _FRAME.pack(_MAGIC, number, len(payload), zlib.crc32(payload)) + payload
         if self._file.write(frame) != len(frame):
             self._file.truncate(end)
             self._file.seek(end)
@@ -54,7 +54,7 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def read(database: Path, after_seq: int) -> Iterator[list[AnyRecord]]:
+def read(database: Path, after: int) -> Iterator[list[AnyRecord]]:
     """The batches of an owner that did not close which were not committed; ends at the first damaged frame."""
     try:
         data = path_of(database).read_bytes()
@@ -62,12 +62,12 @@ def read(database: Path, after_seq: int) -> Iterator[list[AnyRecord]]:
         return
     at = 0
     while at + _FRAME.size <= len(data):
-        magic, seq, length, checksum = _FRAME.unpack_from(data, at)
+        magic, number, length, checksum = _FRAME.unpack_from(data, at)
         payload = data[at + _FRAME.size : at + _FRAME.size + length]
         if magic != _MAGIC or len(payload) != length or zlib.crc32(payload) != checksum:
             return
         at += _FRAME.size + length
-        if seq > after_seq:
+        if number > after:
             try:
                 yield decode(payload)
             except RecordError:

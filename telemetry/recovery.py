@@ -56,7 +56,7 @@ def _take_journal(connection: Connection, path: Path, pulse: beat.Pulse | None) 
         writer.adopt(context_of(connection, running))
     records: list[AnyRecord] = [record for batch in batches for record in batch]
     written = pulse.journal_us if pulse else scalar(connection, "SELECT epoch_us(now())")
-    writer.commit(Flush(records), written)
+    writer.commit(Flush(records, seq=last + len(batches)), written)
 
 
 def _state_gap(connection: Connection, run: int, pulse: beat.Pulse) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,14 @@ _REFUSED = (
 """What is wrong with a record, not with the file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records that are one frame of the journal; numbers only grow, and the database knows the last one it has."""
+
+    number: int
+    records: list[AnyRecord]
+
+
 class Store:
     """The only owner of a database file while it lives.
 
@@ -79,7 +88,10 @@ class Store:
         self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
         self._unwritten: Counter[str] = Counter()
         self._announced: dict[str, str] = {}
-        self._staged: list[AnyRecord] = []
+        self._staged: list[Chunk] = []
+        self._staged_count = 0
+        self._chunk = 0
+        self._staged_us = 0
         self._committed_at = time.monotonic()
         self._wanted = False
         self._context: RunContext | None = None
@@ -103,7 +115,7 @@ class Store:
     def put(self, records: Sequence[AnyRecord], lost: int = 0) -> None:
         """Queue records; what does not fit is dropped and counted by kind. `lost`: dropped before they came here."""
         with self._guard:
-            room = self._capacity - len(self._records) - len(self._staged)
+            room = self._capacity - self.queued
             kept = records if len(records) <= room else records[: max(0, room)]
             self._records.extend(kept)
             self._accepted += len(kept)
@@ -137,7 +149,7 @@ class Store:
 
     @property
     def queued(self) -> int:
-        return len(self._records) + len(self._staged)
+        return len(self._records) + self._staged_count
 
     @property
     def run(self) -> int:
@@ -204,8 +216,9 @@ class Store:
         if time.monotonic() >= self._retry_at:
             try:
                 self._reach()
-                if self._is_due():
+                while self._is_due():
                     self._commit()
+                    self._stage()
                 self._maintain()
             except (duckdb.Error, OSError, StoreError) as error:
                 self._fail(error)
@@ -213,18 +226,29 @@ class Store:
             self._idle.notify_all()
 
     def _stage(self) -> None:
-        """Move what was put into the journal, where it is safe from a kill."""
+        """Move what was put into numbered chunks and the journal, where it is safe from a kill."""
         with self._guard:
             records = [self._records.popleft() for _ in range(len(self._records))]
-            self._staged += records
-            now_us = self._clock_ns() // 1000
-        if records and len(records) < _BATCH:
-            try:
-                self._journal.append(self._writer.next_seq, records)
-            except OSError as error:
-                self.trouble = self._sentence(error)
-                return  # they stay in memory, and the commit may still succeed
-        self._beat.safe(now_us)
+            chunks = [
+                Chunk(self._chunk + at, records[start : start + _BATCH])
+                for at, start in enumerate(range(0, len(records), _BATCH), start=1)
+            ]
+            self._chunk += len(chunks)
+            self._staged += chunks
+            self._staged_count += len(records)
+            self._staged_us = self._clock_ns() // 1000
+        # a large batch goes into the database at once, which is as soon as it could be in the journal
+        if len(records) < _BATCH and self._journaled(chunks):
+            self._beat.safe(self._staged_us)
+
+    def _journaled(self, chunks: list[Chunk]) -> bool:
+        try:
+            for chunk in chunks:
+                self._journal.append(chunk.number, chunk.records)
+        except OSError as error:
+            self.trouble = self._sentence(error)
+            return False  # they stay in memory, and the commit may still succeed
+        return True
 
     def _is_due(self) -> bool:
         waiting = bool(self._staged or self._rows or self._unwritten)
@@ -232,24 +256,35 @@ class Store:
         return waiting and (late or self._wanted or self._end is not None or self._is_much())
 
     def _is_much(self) -> bool:
-        return len(self._staged) >= _BATCH or len(self._rows) >= _ROWS_CAPACITY // 4
+        return self._staged_count >= _BATCH or len(self._rows) >= _ROWS_CAPACITY // 4
 
     def _commit(self) -> None:
+        """Write the oldest chunks, as many as make a good transaction."""
         with self._guard:
-            flush = Flush(self._staged, list(self._rows), dict(self._unwritten), len(self._records))
+            chunks, count = 0, 0
+            while chunks < len(self._staged) and count < _BATCH:
+                count += len(self._staged[chunks].records)
+                chunks += 1
+            taken = self._staged[:chunks]
+            records = [record for chunk in taken for record in chunk.records]
+            number = taken[-1].number if taken else self._writer.next_seq - 1
+            flush = Flush(records, list(self._rows), dict(self._unwritten), self.queued - count, number)
         self._write(flush)
         with self._guard:
-            self._settled += len(flush.records)
-            self._staged = []
+            self._settled += count
+            self._staged_count -= count
+            del self._staged[:chunks]
             for _ in flush.rows:
                 self._rows.popleft()
-            for kind, count in flush.losses.items():
-                self._unwritten[kind] -= count
+            for kind, lost in flush.losses.items():
+                self._unwritten[kind] -= lost
             self._unwritten = +self._unwritten
-        self._journal.clear()
+        if not self._staged:
+            self._beat.safe(self._staged_us)
+            self._journal.clear()
+            self._wanted = False
         self._context = self._writer.context
         self._committed_at = time.monotonic()
-        self._wanted = False
         self._failures = 0
         self.trouble = ""
 
@@ -290,6 +325,7 @@ class Store:
             session = self._clock_ns() // 1000
             self._writer = Writer(self._connection, session, self._context)
             self._writer.announced = self._announced
+            self._chunk = self._writer.next_seq - 1
             self._journal = Journal(self.path)
             self._beat = Beat(self.path, session)
             self._identity = _identity(self.path)
@@ -309,8 +345,6 @@ class Store:
 
     def _reopen(self) -> None:
         """Raises `StoreError`. The journal begins again with what the new file does not have."""
-        with self._guard:
-            kept = list(self._staged)
         self._journal.close()  # or the open would take it for that of a killed owner
         with self._database_guard:
             try:
@@ -320,10 +354,11 @@ class Store:
                     raise
                 self._open()
         with self._guard:
-            self._accepted = len(self._records) + len(kept)
+            self._accepted = self.queued
             self._settled = 0
-        if kept:
-            self._journal.append(self._writer.next_seq, kept)
+            self._staged = [Chunk(self._chunk + at, chunk.records) for at, chunk in enumerate(self._staged, start=1)]
+            self._chunk += len(self._staged)
+        self._journaled(self._staged)
 
     def _set_aside_wal(self) -> bool:
         """The write-ahead log of a file that was replaced under us fits no other; it is kept under another name."""

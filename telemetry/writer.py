@@ -49,15 +49,19 @@ class Flush:
     """Ready rows of the small tables, without the run number."""
     losses: dict[str, int] = field(default_factory=dict)
     queued: int = 0
+    seq: int = 0
+    """Number of the last chunk in it."""
 
     def halves(self) -> tuple[Flush, Flush] | None:
         """The same in two parts; None for a single record or row."""
         if len(self.records) > 1:
             middle = len(self.records) // 2
-            return Flush(self.records[:middle]), Flush(self.records[middle:], self.rows, self.losses, self.queued)
+            rest = Flush(self.records[middle:], self.rows, self.losses, self.queued, self.seq)
+            return Flush(self.records[:middle], seq=self.seq), rest
         if len(self.rows) + len(self.records) > 1:
             middle = (len(self.rows) + 1) // 2
-            return Flush(self.records, self.rows[:middle]), Flush([], self.rows[middle:], self.losses, self.queued)
+            rest = Flush([], self.rows[middle:], self.losses, self.queued, self.seq)
+            return Flush(self.records, self.rows[:middle], seq=self.seq), rest
         return None
 
     @property
@@ -122,12 +126,12 @@ class Writer:
                 pass  # the failed commit has ended the transaction already
             raise
         self._resume = None
-        self._next_seq += 1
+        self._next_seq = max(self._next_seq, flush.seq + 1)
         self._forget_keys()
 
     @property
     def next_seq(self) -> int:
-        """The number of the next commit; the journal labels its frames with it."""
+        """Above every chunk number that the file has."""
         return self._next_seq
 
     def adopt(self, context: RunContext) -> None:
@@ -170,7 +174,7 @@ class Writer:
         losses = {**flush.losses, **self.malformed}
         self._insert_rows([("losses", (run, now_us, kind, lost)) for kind, lost in losses.items()])
         write_us = int((time.perf_counter() - begun - encoded) * 1e6)
-        row = (run, self.session, self._next_seq, now_us, len(flush.records), flush.queued, int(encoded * 1e6))
+        row = (run, self.session, flush.seq, now_us, len(flush.records), flush.queued, int(encoded * 1e6))
         self._insert_rows([("flushes", (*row, write_us))])
 
     def _take_up(self, record: RunRecord, now_us: int) -> None:

@@ -44,7 +44,7 @@ class TelemetryOptions:
     parts: tuple[str, ...] = PARTS
     seconds: float = 60.0
     """Of sustained ingest."""
-    rate: int = 110_000
+    rate: int = 102_000
     """Records a second that the producer sends."""
     steps: int = 5_000_000
     """In the file whose size and views are measured."""
@@ -274,7 +274,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=(*PARTS, "all", "produce", "victim"))
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=int, default=110_000)
+    parser.add_argument("--rate", type=int, default=102_000)
     parser.add_argument("--steps", type=int, default=5_000_000)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--model", type=Path, default=None)
