@@ -78,7 +78,7 @@ async def speed_of_eight(client: WireClient) -> float:
     questions = [[ChatTurn(role="user", content=f"Tell me {count + 2} facts about birds.")] for count in range(8)]
     replies = await asyncio.gather(*(ask(client, 64, turns) for turns in questions))
     assert all(done.usage.output_tokens == 64 for _, done, _ in replies)
-    assert all(len(times) > 4 for _, _, times in replies)
+    assert all(len(times) > 1 for _, _, times in replies)
     assert max(times[0] for _, _, times in replies) < min(times[-1] for _, _, times in replies)
     return sum(done.usage.output_tokens for _, done, _ in replies) / (time.monotonic() - begun)
 
