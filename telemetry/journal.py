@@ -16,6 +16,7 @@ from telemetry.record import AnyRecord, RecordError, decode, encode
 
 _FRAME = struct.Struct("<4sQII")
 _MAGIC = b"MTRJ"
+MOST_BYTES = 64 * 1024 * 1024
 
 
 def path_of(database: Path) -> Path:
@@ -28,6 +29,11 @@ class Journal:
     def __init__(self, database: Path) -> None:
         self._path = path_of(database)
         self._file: IO[bytes] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """The database is far behind; what comes now is safe only when it gets there."""
+        return self._file is not None and self._file.tell() > MOST_BYTES
 
     def append(self, number: int, records: list[AnyRecord]) -> None:
         """Raises `OSError`."""

@@ -24,8 +24,8 @@ from telemetry.record import AnyRecord
 from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
 from telemetry.writer import Flush, RunContext, Writer
 
-FLUSH_S = 0.25
-"""How often records go into the journal: what `kill -9` can cost at most."""
+FLUSH_S = 0.2
+"""How often records go into the journal; with what the write takes, `kill -9` costs at most 250 ms."""
 COMMIT_S = 2.0
 """How often the journal goes into the database; a query that asks for the newest does not wait for it."""
 CAPACITY = 262_144
@@ -84,6 +84,9 @@ class Store:
         self._capacity = capacity
         self._clock_ns = clock_ns
         self._guard = threading.Lock()
+        self._journal_guard = threading.Lock()
+        """Taken before `_guard`: what is staged and what is in the journal change together."""
+        self._closing = threading.Event()
         self._records: deque[AnyRecord] = deque()
         self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
         self._unwritten: Counter[str] = Counter()
@@ -109,6 +112,9 @@ class Store:
         self._compact()
         self._thread = threading.Thread(target=self._run, name="telemetry-writer", daemon=True)
         self._thread.start()
+        # a commit may take longer than a flush interval; the journal must not wait for it
+        self._keeper = threading.Thread(target=self._keep, name="telemetry-journal", daemon=True)
+        self._keeper.start()
 
     # ---- callers ----------------------------------------------------------------------------------------------
 
@@ -197,6 +203,7 @@ class Store:
     def close(self, reason: str = "closed", timeout_s: float = 10.0) -> None:
         """Write what is queued, state the end of the run, and let go of the file."""
         self._end = reason
+        self._closing.set()
         self._wake.set()
         self._thread.join(timeout_s)
 
@@ -207,6 +214,7 @@ class Store:
             self._wake.wait(self._flush_s)
             self._wake.clear()
             self._tick()
+        self._keeper.join(self._flush_s + 1.0)
         self._retry_at = 0.0
         self._tick()
         self._close(self._end)
@@ -225,8 +233,16 @@ class Store:
         with self._idle:
             self._idle.notify_all()
 
+    def _keep(self) -> None:
+        while not self._closing.wait(self._flush_s):
+            self._stage()
+
     def _stage(self) -> None:
         """Move what was put into numbered chunks and the journal, where it is safe from a kill."""
+        with self._journal_guard:
+            self._stage_guarded()
+
+    def _stage_guarded(self) -> None:
         with self._guard:
             records = [self._records.popleft() for _ in range(len(self._records))]
             chunks = [
@@ -237,11 +253,12 @@ class Store:
             self._staged += chunks
             self._staged_count += len(records)
             self._staged_us = self._clock_ns() // 1000
-        # a large batch goes into the database at once, which is as soon as it could be in the journal
-        if len(records) < _BATCH and self._journaled(chunks):
+        if self._journaled(chunks):
             self._beat.safe(self._staged_us)
 
     def _journaled(self, chunks: list[Chunk]) -> bool:
+        if self._journal.is_full:
+            return False
         try:
             for chunk in chunks:
                 self._journal.append(chunk.number, chunk.records)
@@ -279,10 +296,11 @@ class Store:
             for kind, lost in flush.losses.items():
                 self._unwritten[kind] -= lost
             self._unwritten = +self._unwritten
-        if not self._staged:
-            self._beat.safe(self._staged_us)
-            self._journal.clear()
-            self._wanted = False
+        with self._journal_guard:
+            if not self._staged:
+                self._beat.safe(self._staged_us)
+                self._journal.clear()
+                self._wanted = False
         self._context = self._writer.context
         self._committed_at = time.monotonic()
         self._failures = 0
@@ -345,6 +363,10 @@ class Store:
 
     def _reopen(self) -> None:
         """Raises `StoreError`. The journal begins again with what the new file does not have."""
+        with self._journal_guard:
+            self._reopen_guarded()
+
+    def _reopen_guarded(self) -> None:
         self._journal.close()  # or the open would take it for that of a killed owner
         with self._database_guard:
             try:

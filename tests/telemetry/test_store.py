@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ import duckdb
 import pytest
 
 from engine.bench.step_stream import StepStream, run_record
-from telemetry import beat
+from telemetry import beat, journal
 from telemetry.database import DatabaseLockedError, DatabaseUnreadableError, open_for_reading
 from telemetry.record import GateRecord, LeverRecord, StepRecord
 from telemetry.store import Store
+from telemetry.writer import Writer
 from tests.telemetry.conftest import OpenStore
 
 
@@ -276,6 +278,7 @@ import sys, time
 from pathlib import Path
 from engine.bench.step_stream import StepStream, run_record
 from telemetry.store import Store
+from telemetry.writer import Writer
 store = Store(Path(sys.argv[1]))
 stream = StepStream()
 store.put([run_record("victim", time.time_ns())])
@@ -352,3 +355,36 @@ def test_changes_of_the_gate_and_the_speeds_of_its_arms_are_columns(open_store: 
     assert store.flush()
     rows = ask(store, "SELECT is_change, plain_tokens_per_s, spec_tokens_per_s FROM gate_decisions ORDER BY step_id")
     assert rows == [(True, None, 80.0), (False, None, 80.0), (False, None, None), (True, 50.0, 90.0)]
+
+
+def test_the_journal_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
+    commit = Writer.commit
+    monkeypatch.setattr(Writer, "commit", lambda self, flush, now: (released.wait(10), commit(self, flush, now)))
+    store = Store(tmp_path / "m.duckdb", flush_s=0.02, commit_s=0.0)
+    try:
+        store.put([run_record()])
+        time.sleep(0.2)
+        store.put(StepStream().take(30))
+        time.sleep(0.5)
+        waiting = [record for batch in journal.read(store.path, 0) for record in batch]
+        assert sum(isinstance(record, StepRecord) for record in waiting) == 30
+    finally:
+        released.set()
+        store.close()
+    assert open_for_reading(store.path).execute("SELECT count(*) FROM lane_steps").fetchall() == [(30,)]
+
+
+def test_a_journal_that_ends_in_the_middle_of_a_frame_gives_what_came_before(tmp_path: Path) -> None:
+    path = tmp_path / "m.duckdb"
+    writing = journal.Journal(path)
+    writing.append(1, [run_record()])
+    writing.append(2, StepStream().take(5))
+    data = journal.path_of(path).read_bytes()
+    for cut in (len(data), len(data) - 1, len(data) // 2, 3, 0):
+        journal.path_of(path).write_bytes(data[:cut])
+        got = list(journal.read(path, 0))
+        assert len(got) == (2 if cut == len(data) else 1 if cut > 300 else 0)
+    journal.path_of(path).write_bytes(data[:-5] + b"wrong")
+    assert len(list(journal.read(path, 0))) == 1
+    assert list(journal.read(path, 1)) == []
