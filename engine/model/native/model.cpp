@@ -137,7 +137,9 @@ METRALE_API int metrale_set_cache(Model* model, int32_t layer, void* keys, void*
 METRALE_API int metrale_step(Model* model, const StepArgs* args) {
     if (check_ready(*model) || check_step(*model, *args) || make_room(*model, args->rows, args->logit_rows)) return 1;
     locate_rows(*model, *args);
+    model->pool->begin_step();
     model->variant->step(*model, *args);
+    model->pool->end_step();
     return 0;
 }
 

@@ -12,6 +12,7 @@ namespace {
 // that another process would notice.
 constexpr auto kWorkerSpin = std::chrono::microseconds(200);
 constexpr int kSpinsPerLook = 64;
+constexpr int kShortestRest = 8, kLongestRest = 256;  // steps
 
 inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -40,7 +41,7 @@ bool spin(std::chrono::nanoseconds limit, Ready&& ready) {
 
 }  // namespace
 
-Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads) {
+Pool::Pool(int threads) : threads_(threads < 1 ? 1 : threads > kMaxThreads ? kMaxThreads : threads), resting_(threads_ == 1) {
     for (int thread = 1; thread < threads_; ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
@@ -79,19 +80,34 @@ bool Pool::help(int thread) {
 }
 
 void Pool::wait_for_others(uint32_t chunks) {
-    if (done_.load(std::memory_order_acquire) == chunks) return;
-    const int64_t from = measuring_ ? now_ns() : 0;
-    if (!spin(kWorkerSpin, [&] { return done_.load(std::memory_order_acquire) == chunks; })) {
+    const auto ready = [&] { return done_.load(std::memory_order_acquire) == chunks; };
+    for (int i = 0; i < kSpinsPerLook; ++i) {  // the common wait is over before a clock would have been read
+        if (ready()) return;
+        pause_briefly();
+    }
+    const int64_t from = now_ns();
+    if (!spin(kWorkerSpin, ready)) {
         uint32_t finished;
         while ((finished = done_.load(std::memory_order_acquire)) != chunks) done_.wait(finished, std::memory_order_acquire);
     }
-    if (measuring_) waited_ns_ += now_ns() - from;
+    waited_ns_ += now_ns() - from;
 }
 
-int64_t Pool::take_waited_ns() {
-    const int64_t waited = waited_ns_;
+void Pool::begin_step() {
+    resting_ = threads_ == 1 || rest_left_ > 0;
+    if (rest_left_ > 0) --rest_left_;
     waited_ns_ = 0;
-    return waited;
+    began_ns_ = now_ns();
+}
+
+void Pool::end_step() {
+    if (resting_) return;
+    if (waited_ns_ * 4 < now_ns() - began_ns_) {
+        rest_length_ /= 2;
+        return;
+    }
+    rest_length_ = rest_length_ < kShortestRest ? kShortestRest : rest_length_ < kLongestRest ? 2 * rest_length_ : kLongestRest;
+    rest_left_ = rest_length_;
 }
 
 void Pool::work(int thread) {

@@ -1,7 +1,8 @@
 // Persistent threads that help with the chunks of a loop; nobody waits for a thread that has not taken a chunk.
 //
-// A worker whose core is busy with another process simply takes none, and the caller does its share. Only a worker
-// that lost its core in the middle of a chunk is waited for.
+// A worker whose core is busy with another process simply takes none, and the caller does its share. A worker that
+// lost its core in the middle of a chunk is waited for; when that took a quarter of a step, the next steps run on the
+// caller alone, for longer each time it happens again.
 #pragma once
 #include <stdint.h>
 
@@ -24,16 +25,18 @@ class Pool {
     // thread 0; returns when all are done. What the caller wrote before is visible to the body, and the reverse.
     template <class Body>
     void each(int chunks, Body&& body) {
-        if (threads_ == 1 || chunks <= 1) {
+        if (resting_ || chunks <= 1) {
             for (int chunk = 0; chunk < chunks; ++chunk) body(chunk, 0);
             return;
         }
         run(chunks, [](void* context, int chunk, int thread) { (*static_cast<Body*>(context))(chunk, thread); }, &body);
     }
 
-    // Time that the caller waited for chunks of others, in ns, since the last call; measured only when asked for.
-    int64_t take_waited_ns();
-    void measure_waiting(bool on) { measuring_ = on; }
+    // Around every step: decide whether the workers help with it, and learn from how long it waited for them.
+    void begin_step();
+    void end_step();
+    // Time that the caller waited for chunks of others since the step began.
+    int64_t waited_ns() const { return waited_ns_; }
 
   private:
     // Loop number, chunks and next chunk in one word, so that a chunk is never taken from a loop that has ended.
@@ -55,7 +58,8 @@ class Pool {
     void (*body_)(void*, int, int) = nullptr;
     void* context_ = nullptr;
     uint64_t loop_ = 0;
-    bool measuring_ = false;
-    int64_t waited_ns_ = 0;
+    bool resting_;
+    int rest_left_ = 0, rest_length_ = 0;  // in steps
+    int64_t waited_ns_ = 0, began_ns_ = 0;
     std::vector<std::thread> workers_;
 };

@@ -32,8 +32,6 @@ class Step {
         : model_(model), args_(args), shape_(model.shape), s_(model.scratch), pool_(*model.pool) {}
 
     void run() {
-        pool_.measure_waiting(args_.part_ns != nullptr);
-        pool_.take_waited_ns();
         last_ns_ = now_ns();
         if (args_.inputs != nullptr) {
             __builtin_memcpy(s_.x, args_.inputs, static_cast<size_t>(args_.rows) * static_cast<size_t>(shape_.hidden) * 4);
@@ -57,10 +55,11 @@ class Step {
     // Books the time since the last lap under `part`, less what was spent waiting for other threads.
     void lap(Part part) {
         if (args_.part_ns == nullptr) return;
-        const int64_t now = now_ns(), waited = pool_.take_waited_ns();
-        args_.part_ns[part] += now - last_ns_ - waited;
-        args_.part_ns[kPartWait] += waited;
+        const int64_t now = now_ns(), waited = pool_.waited_ns();
+        args_.part_ns[part] += (now - last_ns_) - (waited - last_waited_);
+        args_.part_ns[kPartWait] += waited - last_waited_;
         last_ns_ = now;
+        last_waited_ = waited;
     }
 
     // Runs body(activations, tiles) for all tiles; the `count` activation rows are quantised by fill(activations, row),
@@ -274,7 +273,7 @@ class Step {
     const ShapeArgs& shape_;
     Scratch& s_;
     Pool& pool_;
-    int64_t last_ns_ = 0;
+    int64_t last_ns_ = 0, last_waited_ = 0;
 };
 
 }  // namespace
