@@ -23,10 +23,10 @@ import torch
 from engine.bench.random_model import BLOCK_SIZE, SHAPES, make_kv, ragged_batch, random_weights
 from engine.bench.result import Spread, provenance
 from engine.model.config import ModelConfig
-from engine.model.cuda.program import Launch
-from engine.model.cuda.tiling import Tiling, tiling
+from engine.model.cuda.program import LOGIT_ROWS, AttentionTiling, Launch
+from engine.model.cuda.tiling import Tiling, cut, tiling
 from engine.model.cuda_backend import CudaBackend
-from engine.model.graphs import WIDTHS, Captured, GraphKey
+from engine.model.graphs import WIDTHS, Captured, GraphKey, kind_of
 from engine.model.reference import ReferenceBackend
 
 DEVICE = torch.device("cuda")
@@ -86,13 +86,18 @@ def copy_bandwidth() -> float:
 
 
 def backend_of(
-    config: ModelConfig, widths: Sequence[int] = WIDTHS, pdl: bool = True, layers: int | None = None, tokens: int = 300_000
+    config: ModelConfig,
+    widths: Sequence[int] = WIDTHS,
+    pdl: bool = True,
+    layers: int | None = None,
+    tokens: int = 300_000,
+    attention: AttentionTiling | None = None,
 ) -> CudaBackend:
     if layers is not None:
         config = replace(config, num_layers=layers)
     kv = make_kv(config, tokens // BLOCK_SIZE, BF16, DEVICE)
     kv.data.normal_()
-    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths, pdl=pdl)
+    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths, pdl=pdl, attention=attention)
 
 
 def feed(backend: CudaBackend, rows: int, context: int, per_segment: int = 1) -> None:
@@ -106,7 +111,8 @@ def feed(backend: CudaBackend, rows: int, context: int, per_segment: int = 1) ->
     slots = tables[sequence * blocks + positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     tokens = np.random.default_rng(0).integers(0, backend.config.vocab_size, rows).astype(np.int32)
     sources = np.full(rows, -1, np.int32)
-    inputs.write(0, [tokens, sources, positions, slots, (sequence * blocks).astype(np.int32), np.arange(rows)], tables)
+    firsts = np.full(rows, context, np.int32)
+    inputs.write(0, [tokens, sources, positions, slots, firsts, (sequence * blocks).astype(np.int32), np.arange(rows)], tables)
 
 
 def step_us(backend: CudaBackend, rows: int, context: int = 256, per_segment: int = 1) -> Spread:
@@ -277,33 +283,39 @@ def _parts(report: Report, name: str, backend: CudaBackend, rows: int) -> None:
         report.add(f"{name}: {part} alone, {rows} rows, us", timed_us(captured.replay, 10, 3).median)
 
 
-SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[tuple[int, int, int, int | None, int], ...]], ...]] = {
+MATRICES = ("qkv", "out", "gate_up", "down", "head")
+Tile = tuple[int, int, int, int | None, int]
+"""Outputs, rows, inner elements, registers and stages of a tile."""
+
+_SMALL: tuple[Tile, ...] = tuple((n, r, 1024, None, 1) for n in (16, 32) for r in (16, 32))
+_LARGE: tuple[Tile, ...] = (
+    (32, 8, 512, None, 3), (16, 8, 1024, None, 3), (32, 8, 1024, None, 2), (64, 8, 256, None, 4), (32, 8, 512, None, 4),
+    (16, 8, 1024, None, 1),
+)  # fmt: skip
+SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[Tile, ...]], ...]] = {
     "default": (
-        (1, None, ((16, 8, 1024, None, 1), (32, 8, 1024, None, 1))),
-        (32, None, ((16, 32, 1024, None, 1), (32, 32, 1024, None, 1), (16, 16, 1024, None, 1), (16, 8, 1024, None, 1))),
-        (256, None, ((16, 64, 1024, None, 1), (32, 64, 1024, None, 1), (32, 32, 1024, None, 1), (16, 32, 1024, None, 1))),
+        (16, None, _SMALL[::2]),
+        (64, None, _SMALL),
+        (128, None, _SMALL),
+        (256, None, (*_SMALL, (32, 64, 1024, None, 1))),
+        (1024, None, (*_SMALL[1:], (32, 64, 1024, None, 1))),
     ),
-    "1b": ((1, 6, ((16, 8, 1024, None, 1), (16, 8, 512, None, 3), (16, 8, 512, None, 4), (16, 8, 512, 64, 3),
-                   (16, 8, 1024, None, 3), (32, 8, 512, None, 3))),),
-    "8b": ((1, 6, ((16, 8, 1024, None, 1), (16, 8, 512, None, 3), (16, 8, 512, None, 4), (16, 8, 512, 64, 3),
-                   (16, 8, 1024, None, 3), (32, 8, 512, None, 3))),),
-}  # fmt: skip
-"""Per shape: rows, layers, and (outputs, rows, inner elements, registers, stages) of a tile."""
+    "1b": ((1, 6, _LARGE),),
+    "8b": ((1, 6, _LARGE),),
+}
+"""Per shape: rows, layers and tiles."""
+
+ATTENTION = (AttentionTiling(256, 8), AttentionTiling(512, 16), AttentionTiling(128, 4), AttentionTiling(256, 4))
 
 
 def forced(outputs: int, rows: int, budget: int, registers: int | None = None, stages: int = 1) -> Callable[..., Tiling]:
     """A tiling with these sizes; slices and their order stay those of `tiling`."""
 
-    def tile(inner: int, wide: int, count: int, *, normed: bool, most: int = 16) -> Tiling:
+    def tile(inner: int, wide: int, count: int, *, normed: bool, most: int = 64) -> Tiling:
         base = tiling(inner, wide, count, normed=normed, most=most)
-        share = inner // base.slices
-        width = 1 << (min(share, budget // base.slices).bit_length() - 1)
-        iterations, tail = divmod(share, width)
-        while tail & (tail - 1):
-            width //= 2
-            iterations, tail = divmod(share, width)
-        size = outputs if wide % outputs == 0 else 16
-        return replace(base, width=width, iterations=iterations, tail=tail, outputs=size, rows=rows, registers=registers, stages=stages)
+        width, iterations, tail = cut(inner // base.slices, budget // base.slices)
+        size = min(outputs, most) if wide % outputs == 0 else 16
+        return replace(base, width=width, iterations=iterations, tail=tail, outputs=size, rows=rows, registers=registers, stages=1 if tail else stages)
 
     return tile
 
@@ -316,10 +328,10 @@ def sweep(report: Report, name: str) -> None:
             if report.left < 5:
                 return
             backend.graphs._builder.tile = forced(*tile)
-            launches = backend.graphs.launches(backend.graphs.key(rows, 260, True))
+            launches = backend.graphs.launches(backend.graphs.key(rows, 260, rows <= LOGIT_ROWS))
             feed(backend, rows, 256)
             shown = []
-            for part in ("qkv", "out", "gate_up", "down", "head"):
+            for part in dict.fromkeys(one.part for one in launches if one.part in MATRICES):
                 try:
                     captured: Captured = backend.graphs._capture(tuple(one for one in launches if one.part == part))
                     shown.append(f"{part} {timed_us(captured.replay, 10, 3).median:.1f}")
@@ -328,55 +340,154 @@ def sweep(report: Report, name: str) -> None:
             report.add(f"sweep {name} {rows} rows, tile {tile}, us of all layers", ", ".join(shown))
 
 
+def sweep_attention(report: Report) -> None:
+    """Step time under other chunks and warps of attention."""
+    for tile in ATTENTION:
+        backend = backend_of(SHAPES["default"], widths=(1, 8, 32, 256), attention=tile)
+        cases = ((1, 1), (1, 120), (1, 250), (1, 500), (1, 1000), (1, 4000), (8, 250), (8, 1000), (32, 250), (256, 250))
+        shown = [f"{rows}@{context} {step_us(backend, rows, context).median:.0f}" for rows, context in cases]
+        report.add(f"attention {tile.chunk} positions, {tile.warps} warps: step us", ", ".join(shown))
+        del backend
+        torch.cuda.empty_cache()
+
+
+def engine_section(report: Report) -> None:
+    """The whole engine in this process: scheduler, device thread, graphs; one prompt of 64 tokens per sequence."""
+    from engine.bench.local import LocalEngine
+    from engine.core.vocabulary import Vocabulary
+    from engine.model.torch_device import TorchDevice
+
+    config = SHAPES["default"]
+    backend = backend_of(config)
+    backend.prepare()
+    device = TorchDevice(backend, name="bench", max_rows=4096)
+    vocabulary = Vocabulary((b"a",) * config.vocab_size, frozenset())
+    made = np.random.default_rng(0)
+    for batch, count in ((1, 256), (8, 128), (32, 128), (256, 96)):
+        for pipelined in ("off", "on"):
+            if report.left < 10:
+                return
+            values, busy, gaps = [], [], []
+            for repeat in range(4 if batch == 1 else 2):
+                engine = LocalEngine(
+                    device, vocabulary, batch=batch, drafter="off", prefix_cache="off", pipelined_decode=pipelined
+                )
+                for at in range(batch):
+                    prompt = made.integers(0, config.vocab_size, 64).tolist()
+                    engine.submit(f"r{repeat}-{at}", prompt, count, ignore_eos=True)
+                out = engine.run()
+                times = sorted({at for _, at, _ in out.emitted_at})
+                steady = times[len(times) // 4 :]
+                tokens = sum(n for _, at, n in out.emitted_at if at > steady[0])
+                values.append(tokens * 1e9 / (steady[-1] - steady[0]))
+                decode = [step for step in out.steps if step.device_us][len(out.steps) // 4 :]
+                busy.append(sum(step.device_us for step in decode) * 1000 / max(1, steady[-1] - steady[0]))
+                gaps += [(b - a) / 1e6 for a, b in zip(steady, steady[1:], strict=False)]
+            name = f"engine, {batch} sequences, pipelined {pipelined}"
+            report.add(f"{name}: tokens/s", Spread.of(values[1:]))
+            report.add(f"{name}: device busy", max(busy))
+            report.add(f"{name}: ms between deltas, median and p99", f"{np.median(gaps):.3f}, {np.quantile(gaps, .99):.3f}")
+    device.close()
+
+
+def peer(report: Report) -> None:
+    """`transformers` generate on random weights of the same config: dynamic cache, then static cache and compile."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    c = SHAPES["default"]
+    config = LlamaConfig(
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
+        num_hidden_layers=c.num_layers, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
+        max_position_embeddings=c.max_context, tie_word_embeddings=True, bos_token_id=1, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(DEVICE, BF16).eval()
+    prompt = torch.randint(0, c.vocab_size, (1, 64), device=DEVICE)
+
+    def rate(count: int, **more: object) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.generate(prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False, **more)
+        torch.cuda.synchronize()
+        return count / (time.perf_counter() - began)
+
+    rate(8)
+    report.add("transformers, dynamic cache: tokens/s", Spread.of([rate(64) for _ in range(2)]))
+    report.write()
+    if report.left > 45:
+        rate(96, cache_implementation="static")
+        values = [rate(96, cache_implementation="static") for _ in range(3)]
+        report.add("transformers, static cache and compile: tokens/s", Spread.of(values))
+
+
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "exact": exactness,
     "default": default_steps,
     "profile": profile,
     "1b": lambda report: larger(report, "1b"),
     "8b": lambda report: larger(report, "8b"),
+    "engine": engine_section,
+    "peer": peer,
+    "attention": sweep_attention,
     "sweep-default": lambda report: sweep(report, "default"),
     "sweep-1b": lambda report: sweep(report, "1b"),
     "sweep-8b": lambda report: sweep(report, "8b"),
 }
 
 
-def _needed(names: Sequence[str]) -> list[tuple[str, tuple[int, ...], tuple[int, int, int, int | None, int] | None]]:
-    """Shapes, widths and tiles whose kernels the sections compile."""
-    jobs: list[tuple[str, tuple[int, ...], tuple[int, int, int, int | None, int] | None]] = []
-    if {"exact", "default", "profile"} & set(names):
-        jobs.append(("default", (8, 16, 32, 64), None))
-    jobs += [(name, (8,), None) for name in ("1b", "8b") if name in names]
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Kernels to compile before anything is measured."""
+
+    shape: str
+    widths: tuple[int, ...]
+    tile: Tile | None = None
+    attention: AttentionTiling | None = None
+    pdl: bool = True
+
+
+def _needed(names: Sequence[str]) -> list[_Job]:
+    """What the sections compile."""
+    jobs: list[_Job] = []
+    if {"exact", "default", "profile", "engine"} & set(names):
+        jobs.append(_Job("default", (8, 16, 64, 256)))
+    if "profile" in names:
+        jobs.append(_Job("default", (8,), pdl=False))
+    if "attention" in names:
+        jobs += [_Job("default", (8, 32), attention=tile) for tile in ATTENTION]
+    jobs += [_Job(name, (8,)) for name in ("1b", "8b") if name in names]
     for name in names:
         if name.startswith("sweep-"):
             shape = name.removeprefix("sweep-")
-            jobs += [(shape, (rows,), tile) for rows, _, tiles in SWEEPS[shape] for tile in tiles]
+            jobs += [_Job(shape, (rows,), tile) for rows, _, tiles in SWEEPS[shape] for tile in tiles]
     return jobs
 
 
 def compile_part(names: Sequence[str], part: int, parts: int) -> None:
     """Compile every `parts`-th kernel into Triton's cache."""
-    launches: list[tuple[Launch, bool]] = []
-    hollow: dict[tuple[str, tuple[int, ...]], CudaBackend] = {}
-    for shape, widths, tile in _needed(names):
-        if (shape, widths) not in hollow:
-            hollow[shape, widths] = _hollow(replace(SHAPES[shape], num_layers=1), widths)
-        graphs = hollow[shape, widths].graphs
-        graphs._builder.tile = tiling if tile is None else forced(*tile)
-        keys = [GraphKey(width, SHAPES[shape].max_context, width <= 256) for width in widths]
-        launches += [(launch, True) for launch in graphs.kinds(keys)]
-        if "profile" in names and tile is None and shape == "default":
-            launches += [(launch, False) for launch in graphs.kinds([GraphKey(widths[0], 8192, True)])]
-    for launch, pdl in launches[part::parts]:
+    launches: dict[object, tuple[Launch, bool]] = {}
+    hollow: dict[object, CudaBackend] = {}
+    for job in _needed(names):
+        config = replace(SHAPES[job.shape], num_layers=1)
+        key = (job.shape, job.widths, job.attention)
+        if key not in hollow:
+            hollow[key] = _hollow(config, job.widths, job.attention)
+        backend = hollow[key]
+        backend.graphs._builder.tile = tiling if job.tile is None else forced(*job.tile)
+        keys = [GraphKey(width, config.max_context, width <= LOGIT_ROWS) for width in job.widths]
+        for launch in backend.graphs.kinds(keys):
+            launches.setdefault((kind_of(launch), job.pdl), (launch, job.pdl))
+    for launch, pdl in list(launches.values())[part::parts]:
         try:
             launch.compile(pdl)
         except Exception as error:
             print(f"compile {launch.part} {launch.constants}: {type(error).__name__} {str(error)[:300]}", flush=True)
 
 
-def _hollow(config: ModelConfig, widths: Sequence[int]) -> CudaBackend:
+def _hollow(config: ModelConfig, widths: Sequence[int], attention: AttentionTiling | None) -> CudaBackend:
     """A backend of one layer whose weights were never set: enough to compile for."""
     kv = make_kv(config, 64, BF16, DEVICE)
-    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths)
+    return CudaBackend(config, random_weights(config, BF16, DEVICE), kv, widths=widths, attention=attention)
 
 
 def _compile_all(names: Sequence[str], report: Report, workers: int) -> None:

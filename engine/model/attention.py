@@ -59,7 +59,7 @@ def paged_attention(
     keys.view(-1, *k.shape[1:]).index_copy_(0, plan.slots, k)
     values.view(-1, *v.shape[1:]).index_copy_(0, plan.slots, v)
     if len(plan.groups) == 1:
-        return _attend(q, keys, values, plan.groups[0]).view(q.shape[0], -1)
+        return _attend(q, keys, values, plan.groups[0]).reshape(q.shape[0], -1)
     out = torch.empty_like(q)
     for group in plan.groups:
         out[group.rows] = _attend(q, keys, values, group)

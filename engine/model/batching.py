@@ -20,15 +20,22 @@ def block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> torch
 
 
 def batch_of(
-    step: Step, last_sampled: Mapping[int, torch.Tensor], taps: tuple[int, ...], device: torch.device
+    step: Step,
+    last_sampled: Mapping[int, torch.Tensor],
+    taps: tuple[int, ...],
+    device: torch.device,
+    staged: bool = False,
 ) -> Batch:
-    """The batch of a step; `last_sampled` holds each sequence's newest token as a 0-d tensor on the device.
+    """The batch of a step; `last_sampled` holds each sequence's newest token as a 0-d tensor on the device. A `staged`
+    batch stays on the host, and its newest tokens go to the backend as they are.
 
     Raises `DeviceError` where `from_previous` has nothing to feed.
     """
     segments = step.segments
     offsets = (0, *accumulate(len(segment.tokens) for segment in segments))
+    device = torch.device("cpu") if staged else device
     tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
+    previous: tuple[tuple[int, torch.Tensor], ...] = ()
     chained = [
         (offset, segment.seq) for offset, segment in zip(offsets, segments, strict=False) if segment.from_previous
     ]
@@ -36,7 +43,10 @@ def batch_of(
         missing = [seq for _, seq in chained if seq not in last_sampled]
         if missing:
             raise DeviceError(f"sequence {missing[0]} has no sampled token to continue from: feed its token instead")
-        tokens[[offset for offset, _ in chained]] = torch.stack([last_sampled[seq] for _, seq in chained])
+        if staged:
+            previous = tuple((offset, last_sampled[seq]) for offset, seq in chained)
+        else:
+            tokens[[offset for offset, _ in chained]] = torch.stack([last_sampled[seq] for _, seq in chained])
     positions = [segment.start + i for segment in segments for i in range(len(segment.tokens))]
     return Batch(
         tokens=tokens,
@@ -47,6 +57,7 @@ def batch_of(
         logit_rows=_planned_rows(segments, offsets),
         greedy=all(is_plain_greedy(plan) for segment in segments for plan in segment.rows),
         taps=taps,
+        previous=previous,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from engine.model.cuda.tiling import fits
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import Weights, load_weights, open_source
 from engine.model.self_spec import draft_layers
+
+if TYPE_CHECKING:
+    from engine.model.cuda.program import AttentionTiling
 
 OLDEST = (8, 0)
 """Compute capability that bf16 tensor cores need; programmatic launch needs 9.0."""
@@ -41,9 +45,10 @@ class CudaBackend:
         *,
         widths: Sequence[int] | None = None,
         pdl: bool = True,
+        attention: AttentionTiling | None = None,
     ) -> None:
         """`widths` are the row counts to prepare for, all by default."""
-        from engine.model.cuda.program import Buffers, ProgramBuilder
+        from engine.model.cuda.program import AttentionTiling, Buffers, ProgramBuilder
         from engine.model.graphs import WIDTHS, StepGraphs
 
         self.config, self.kv = config, kv
@@ -52,10 +57,11 @@ class CudaBackend:
         chosen = tuple(widths or WIDTHS)
         packed = pack(config, weights)
         self._weights = packed
-        self.buffers = Buffers.of(config, max(chosen), weights.embedding.dtype, self.device)
+        tile = attention or AttentionTiling.of(config)
+        self.buffers = Buffers.of(config, max(chosen), weights.embedding.dtype, self.device, tile)
         self.graphs = StepGraphs(
-            ProgramBuilder(config, packed, kv, self.buffers), self.device, widths=chosen, pdl=pdl and _has_pdl(self.device),
-            table_entries=_table_entries(config, kv, max(chosen)),
+            ProgramBuilder(config, packed, kv, self.buffers, tile), self.device, widths=chosen,
+            pdl=pdl and _has_pdl(self.device),             table_entries=_table_entries(config, kv, max(chosen)),
         )  # fmt: skip
         self._cursor = 0
         self._ring_at = self.buffers.ring.data_ptr()
@@ -123,7 +129,7 @@ class CudaBackend:
             key = self.graphs.head_key(len(some))
             empty: list[int] = []
             self.graphs.inputs[key.rows].write(
-                cursor + at, [empty, empty, empty, empty, empty, some], np.empty(0, np.int32)
+                cursor + at, [empty] * 6 + [some], np.empty(0, np.int32)
             )
             self.graphs.get(key).replay()
             passes.append(self.buffers.logits[: len(some)])
@@ -167,6 +173,7 @@ class _Rows:
         self.positions = (np.repeat(batch.starts, counts) + within).astype(np.int32)
         self._tokens = batch.tokens.cpu().numpy().astype(np.int32)
         self._slots = tables[segment, self.positions // block_size] * block_size + self.positions % block_size
+        self._firsts = np.repeat(np.asarray(batch.starts, np.int32), counts)
         self._starts = (segment * tables.shape[1]).astype(np.int32)
         self._tables = tables.reshape(-1)
 
@@ -175,10 +182,10 @@ class _Rows:
         return cls(batch, block_size)
 
     def columns(self, begin: int, end: int) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int32]]:
-        """Tokens, sources (to be filled), positions, slots and table starts of some rows; and all tables, flat."""
+        """Tokens, sources (to be filled), positions, slots, first positions and table starts; and all tables, flat."""
         cut = slice(begin, end)
         empty = np.empty(0, np.int32)
-        return [self._tokens[cut], empty, self.positions[cut], self._slots[cut], self._starts[cut]], self._tables
+        return [self._tokens[cut], empty, self.positions[cut], self._slots[cut], self._firsts[cut], self._starts[cut]], self._tables
 
 
 def open_backend(request: BackendRequest) -> Backend:

@@ -114,7 +114,7 @@ class StepGraphs:
         found: dict[object, Launch] = {}
         for key in keys:
             for launch in self.launches(key):
-                found.setdefault(_kind(launch), launch)
+                found.setdefault(kind_of(launch), launch)
         return list(found.values())
 
     def _capture(self, launches: tuple[Launch, ...]) -> Captured:
@@ -136,7 +136,7 @@ def _run(launches: Sequence[Launch], pdl: bool) -> None:
         launch(pdl)
 
 
-def _kind(launch: Launch) -> object:
+def kind_of(launch: Launch) -> object:
     """What decides the binary."""
     constants = {name: value for name, value in launch.constants.items() if name != "M"}
     numbers = tuple(argument for argument in launch.arguments if isinstance(argument, int))
@@ -147,7 +147,7 @@ def _compile(launches: Sequence[Launch], pdl: bool) -> None:
     """Compile and load every kernel once, on inputs whose positions are all -1, since a capture must not load code."""
     seen: set[object] = set()
     for launch in launches:
-        kind = _kind(launch)
+        kind = kind_of(launch)
         if kind not in seen:
             seen.add(kind)
             launch(pdl)

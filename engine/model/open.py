@@ -18,7 +18,11 @@ from engine.model.torch_device import TorchDevice
 BLOCK_SIZE = 16
 MAX_ROWS = 4096
 
-_BACKENDS = {"native": "engine.model.native_backend", "reference": "engine.model.reference"}
+_BACKENDS = {
+    "cuda": "engine.model.cuda_backend",
+    "native": "engine.model.native_backend",
+    "reference": "engine.model.reference",
+}
 """Name and module of each backend, best first; a module exposes `open_backend(request)`."""
 
 
@@ -35,7 +39,7 @@ def open_device(
 ) -> Device:
     """Load a GGUF file or a Hugging Face directory.
 
-    `kv_tokens` None sizes the pool from free memory; `backend` is `auto`, `native` or `reference`; `dtype` is `auto`,
+    `kv_tokens` None sizes the pool from free memory; `backend` is `auto`, `cuda`, `native` or `reference`; `dtype` is `auto`,
     `float32` or `bfloat16`; `threads` None takes every core. Raises `ModelFileError` for an unusable file,
     `BackendUnavailable` for a named backend that cannot run here.
     """
@@ -57,10 +61,12 @@ def open_backend(name: str, request: BackendRequest) -> Backend:
     """The named backend, or with `auto` the first that can run here."""
     if name != "auto":
         if name not in _BACKENDS:
-            raise BackendUnavailable(f"backend {name!r} is unknown: use auto, {' or '.join(_BACKENDS)}")
+            *most, last = _BACKENDS
+            raise BackendUnavailable(f"backend {name!r} is unknown: use auto, {', '.join(most)} or {last}")
         return _open(name, request)
     reasons = []
-    for candidate in _BACKENDS:
+    gpu = torch.cuda.is_available()
+    for candidate in (name for name in _BACKENDS if name != ("native" if gpu else "cuda")):
         try:
             return _open(candidate, request)
         except BackendUnavailable as error:

@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step whose work is queued; its tokens arrive on the host when `ready` says so."""
+    """A step whose work is queued; its tokens are on the host when the GPU's clock, if any, has stopped."""
 
     step: Step
     rows: SampledRows
     host_tokens: torch.Tensor
-    ready: torch.cuda.Event | None
+    clock: _DeviceClock | None
     device_us: int
 
 
@@ -67,6 +67,7 @@ class TorchDevice:
         self._last: dict[int, torch.Tensor] = {}
         self._spilled = SpillStore(spill_bytes)
         self._layers = draft_layers(backend.config)
+        self._staged = bool(getattr(backend, "stages_inputs", False))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flying: deque[Future[_Pending]] = deque()
         self.facts = self._describe(name, max_rows)
@@ -145,6 +146,7 @@ class TorchDevice:
             runs_ahead=True,
             drafters=frozenset({DrafterName.SELF, *self._heads}),
             dtype=str(kv.dtype).removeprefix("torch."),
+            row_invariant=bool(getattr(backend, "row_invariant", False)),
         )
 
     @torch.inference_mode()
@@ -153,14 +155,17 @@ class TorchDevice:
         facts = self.facts
         check_step(step, facts.vocab_size, facts.max_rows, facts.max_context, facts.block_size, facts.num_blocks)
         saves = bool(self._heads) and any(segment.save_hidden for segment in step.segments)
-        batch = batch_of(step, self._last, self._taps if saves else (), self._backend.device)
+        batch = batch_of(step, self._last, self._taps if saves else (), self._backend.device, self._staged)
+        clock = _DeviceClock() if self._backend.device.type == "cuda" else None
         output = self._backend.run(batch)
         if saves:
             self._save_hidden(step, batch, output)
         rows = _sample(step, output)
         self._remember(step, rows.tokens)
-        host, ready = _to_host(rows.tokens)
-        return _Pending(step, rows, host, ready, (time.perf_counter_ns() - began) // 1000)
+        host = _to_host(rows.tokens)
+        if clock is not None:
+            clock.stop()
+        return _Pending(step, rows, host, clock, (time.perf_counter_ns() - began) // 1000)
 
     def _remember(self, step: Step, tokens: torch.Tensor) -> None:
         """Keep each sequence's newest token for `from_previous`."""
@@ -251,25 +256,37 @@ def _sample(step: Step, output: Output) -> SampledRows:
     return sample_rows(output.logits, output.argmax, plans)
 
 
-def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """Start copying tokens to the host without waiting; the event tells when they are there."""
+class _DeviceClock:
+    """Events around the work of one step on a GPU: when its tokens are on the host, and how long the GPU took."""
+
+    def __init__(self) -> None:
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._begin.record()
+
+    def stop(self) -> None:
+        self._end.record()
+
+    def wait_us(self) -> int:
+        self._end.synchronize()
+        return round(self._begin.elapsed_time(self._end) * 1000)
+
+
+def _to_host(tokens: torch.Tensor) -> torch.Tensor:
+    """Start copying tokens to the host without waiting."""
     if not tokens.is_cuda:
-        return tokens, None
+        return tokens
     host = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
     host.copy_(tokens, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    return host, event
+    return host
 
 
 def _finish(pending: _Pending) -> StepResult:
-    if pending.ready is not None:
-        pending.ready.synchronize()
+    device_us = pending.device_us if pending.clock is None else pending.clock.wait_us()
     sampled = iter(pending.rows.to_host(pending.host_tokens.tolist()))
     per_segment: list[tuple[Sampled, ...]] = [
         tuple(next(sampled) for _ in segment.rows) for segment in pending.step.segments
     ]
-    return StepResult(tuple(per_segment), pending.device_us)
+    return StepResult(tuple(per_segment), device_us)
 
 
 @contextmanager

@@ -19,6 +19,9 @@ if not GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 pytest.importorskip("triton")
 
+from engine.bench.local import LocalEngine  # noqa: E402
+from engine.core.vocabulary import Vocabulary  # noqa: E402
+from engine.model.torch_device import TorchDevice  # noqa: E402
 from tests.gpu.models import batch_on, pair, tiny_config  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -136,3 +139,21 @@ def test_hidden_rows_and_skipped_layers_are_those_of_the_reference() -> None:
     assert few is not None
     assert wanted is not None
     assert _error(few, wanted) < TOLERANCE
+
+
+def test_replies_are_the_same_with_and_without_running_ahead() -> None:
+    fused, _ = pair(tiny_config(num_layers=1), DTYPE, DEVICE, (1, 2, 8))
+    device = TorchDevice(fused, name="test", max_rows=64)
+    vocabulary = Vocabulary((b"a",) * 112, frozenset())
+    replies = []
+    for pipelined in ("off", "on"):
+        engine = LocalEngine(
+            device, vocabulary, batch=2, drafter="off", prefix_cache="off", pipelined_decode=pipelined
+        )
+        for name in ("a", "b"):
+            engine.submit(name, _tokens(5, ord(name)), 6, ignore_eos=True)
+        out = engine.run()
+        replies.append([out.replies[name].ids for name in ("a", "b")])
+    device.close()
+    assert replies[0] == replies[1]
+    assert [len(reply) for reply in replies[0]] == [6, 6]

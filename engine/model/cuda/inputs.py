@@ -10,7 +10,7 @@ import torch
 
 _HEADER = 16
 """Numbers before the columns; the first is the cursor in the ring of sampled tokens."""
-_COLUMNS = 6
+_COLUMNS = 7
 _STAGES = 4
 """Staging copies: more than steps can be in flight, so that none is rewritten before it was read."""
 
@@ -28,9 +28,8 @@ class StepInputs:
         self._views: list[npt.NDArray[np.int32]] = [stage.numpy() for stage in self._staged]
         self._turn = 0
         self.cursor = self._device[:1]
-        self.tokens, self.sources, self.positions, self.slots, self.table_starts, self.logit_rows = (
-            self._device[_HEADER + at * self._padded :][:rows] for at in range(_COLUMNS)
-        )
+        columns = [self._device[_HEADER + at * self._padded :][:rows] for at in range(_COLUMNS)]
+        self.tokens, self.sources, self.positions, self.slots, self.firsts, self.table_starts, self.logit_rows = columns
         self.tables = self._device[_HEADER + _COLUMNS * self._padded :]
         self.positions.fill_(-1)  # a run before the first step then touches no cache
 

@@ -25,14 +25,13 @@ def _begin(PDL: tl.constexpr) -> Any:
 
 @triton.jit
 def _rows_tile(x_ptr, norm_ptr, at_row, ok, k, NORM: tl.constexpr) -> Any:
-    """Activations `[S, inner, R]`, times the norm's weight; and their squares summed `[R]`."""
+    """Activations `[S, inner, R]`, times the norm's weight; and their squares."""
     x = tl.load(x_ptr + at_row + k[:, :, None], mask=ok, other=0.0)
+    wide = x.to(tl.float32)
     if NORM:
-        wide = x.to(tl.float32)
-        squares = tl.sum(tl.sum(wide * wide, 1), 0)
         weight = tl.load(norm_ptr + k[:, :, None])
-        return (wide * weight.to(tl.float32)).to(x.dtype), squares
-    return x, tl.zeros([x.shape[2]], tl.float32)
+        x = (wide * weight.to(tl.float32)).to(x.dtype)
+    return x, wide * wide
 
 
 @triton.jit
@@ -49,7 +48,7 @@ def _product(
     at_row = row.to(tl.int64)[None, None, :] * K
     live = ok[None, None, :]
     acc = tl.zeros([S, BN, R], tl.float32)
-    squares = tl.zeros([R], tl.float32)
+    squares = tl.zeros([S, BKS, R], tl.float32)
     if STAGES > 1:
         tl.static_assert(TAIL == 0)
         if PDL:
@@ -58,7 +57,8 @@ def _product(
             w = tl.load(w_row + (inner + step * BKS)[:, None, :])
             x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
             acc = tl.dot(w, x, acc)
-            squares += more
+            if NORM:
+                squares += more
     else:
         w = tl.load(w_row + inner[:, None, :])
         if TAIL > 0:
@@ -70,18 +70,22 @@ def _product(
             following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
             x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
             acc = tl.dot(w, x, acc)
-            squares += more
+            if NORM:
+                squares += more
             w = following
         x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + (ITERS - 1) * BKS, NORM)
         acc = tl.dot(w, x, acc)
-        squares += more
-        if TAIL > 0:
-            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
-            acc = tl.dot(w_tail, x, acc)
+        if NORM:
             squares += more
+        if TAIL > 0:
+            x, rest = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
+            acc = tl.dot(w_tail, x, acc)
     out = tl.sum(acc, 0)
     if NORM:
-        out = out * tl.rsqrt(squares / K + eps)[None, :]
+        square = tl.sum(tl.sum(squares, 1), 0)
+        if TAIL > 0:
+            square += tl.sum(tl.sum(rest, 1), 0)
+        out = out * tl.rsqrt(square / K + eps)[None, :]
     return out
 
 
@@ -146,21 +150,29 @@ def qkv(
 
 
 @triton.jit
-def _chunk(
-    q, key_ptr, value_ptr, table_at, position, first, kv_head, scale,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, CHUNK: tl.constexpr,
+def _at(
+    table_at, t, seen, kv_head, KV_HEADS: tl.constexpr, D: tl.constexpr, BS: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """Attention of `q` `[G, D]` over the positions `first..first+CHUNK-1`: maximum, sum `[G]` and output `[G, D]`."""
-    t = first + tl.arange(0, CHUNK)
-    seen = t <= position
+    """Offsets in the cache of the positions `t` `[S, T]`, `[S, T, D]`."""
     block = tl.load(table_at + t // BS, mask=seen, other=0).to(tl.int64)
-    at = ((block * BS + t % BS) * KV_HEADS + kv_head)[:, None] * D + tl.arange(0, D)[None, :]
-    keys = tl.load(key_ptr + at, mask=seen[:, None], other=0.0)
-    values = tl.load(value_ptr + at, mask=seen[:, None], other=0.0)
-    scores = tl.where(seen[None, :], tl.dot(q, tl.trans(keys)) * (scale * LOG2_E), float("-inf"))
-    top = tl.max(scores, 1)
-    weights = tl.exp2(scores - top[:, None])
-    return top, tl.sum(weights, 1), tl.dot(weights.to(values.dtype), values)
+    return ((block * BS + t % BS) * KV_HEADS + kv_head)[:, :, None] * D + tl.arange(0, D)[None, None, :]
+
+
+@triton.jit
+def _attend(q, keys, values, seen, scale, S: tl.constexpr) -> Any:
+    """Attention of `q` `[D, G]` over keys and values `[S, T, D]`: maximum and sum `[G]`, output `[D, G]`.
+
+    Each warp attends to a slice of the positions by itself; the slices are brought together at the end.
+    """
+    spread = tl.broadcast_to(q[None, :, :], (S, q.shape[0], q.shape[1]))
+    scores = tl.where(seen[:, :, None], tl.dot(keys, spread) * (scale * LOG2_E), float("-inf"))
+    tops = tl.max(scores, 1)
+    weights = tl.exp2(scores - tl.where(tops == float("-inf"), 0.0, tops)[:, None, :])
+    totals = tl.sum(weights, 1)
+    outs = tl.dot(tl.permute(values, (0, 2, 1)), weights.to(values.dtype))
+    top = tl.max(tops, 0)
+    shares = tl.exp2(tops - top[None, :])
+    return top, tl.sum(totals * shares, 0), tl.sum(outs * shares[:, None, :], 0)
 
 
 @triton.jit
@@ -169,7 +181,7 @@ def _merge(top, total, out, top_more, total_more, out_more) -> Any:
     new = tl.maximum(top, top_more)
     old_share, share = tl.exp2(top - new), tl.exp2(top_more - new)
     total = tl.fma(total, old_share, total_more * share)
-    return new, total, tl.fma(out, old_share[:, None], out_more * share[:, None])
+    return new, total, tl.fma(out, old_share[None, :], out_more * share[None, :])
 
 
 @triton.jit
@@ -178,18 +190,22 @@ def _part(part_top, part_total, part_out, part, d, D: tl.constexpr) -> Any:
     return (
         tl.load(part_top + part, cache_modifier=".cg"),
         tl.load(part_total + part, cache_modifier=".cg"),
-        tl.load(part_out + part[:, None] * D + d[None, :], cache_modifier=".cg"),
+        tl.load(part_out + part[None, :] * D + d[:, None], cache_modifier=".cg"),
     )
 
 
 @triton.jit
 def attention(
-    q_ptr, key_ptr, value_ptr, positions, table_starts, tables, out_ptr, part_out, part_top, part_total, arrived, scale,
+    q_ptr, key_ptr, value_ptr, positions, firsts, table_starts, tables, out_ptr,
+    part_out, part_top, part_total, arrived, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BS: tl.constexpr, CHUNK: tl.constexpr,
-    G: tl.constexpr, MAX_CHUNKS: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
+    S: tl.constexpr, G: tl.constexpr, MAX_CHUNKS: tl.constexpr, SPLIT: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Paged attention of one row and KV head. With SPLIT each program takes one chunk and the last to arrive merges
-    them in order; without, one program walks all chunks in the same order with the same operations."""
+    """Paged attention of one row and KV head. With SPLIT each program takes one chunk of the context and the last to
+    arrive merges them in order; without, one program walks all chunks in the same order with the same operations.
+
+    What earlier steps left in the cache (positions before `firsts`) is loaded before the queries are there.
+    """
     _begin(PDL)
     row, kv_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + row)
@@ -198,29 +214,41 @@ def attention(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     g, d = tl.arange(0, G), tl.arange(0, D)
     table_at = tables + tl.load(table_starts + row)
-    at = (row * HEADS + kv_head * GROUP + g)[:, None] * D + d[None, :]
-    ok = (g < GROUP)[:, None]
+    at = (row * HEADS + kv_head * GROUP + g)[None, :] * D + d[:, None]
+    ok = (g < GROUP)[None, :]
+    t = mine * CHUNK + tl.arange(0, S)[:, None] * (CHUNK // S) + tl.arange(0, CHUNK // S)[None, :]
+    seen = t <= position
+    old = t < tl.minimum(tl.load(firsts + row), position + 1)
+    where = _at(table_at, t, seen, kv_head, KV_HEADS, D, BS)
+    keys = tl.load(key_ptr + where, mask=old[:, :, None], other=0.0)
+    values = tl.load(value_ptr + where, mask=old[:, :, None], other=0.0)
     if PDL:
         gdc_wait()
     q = tl.load(q_ptr + at, mask=ok, other=0.0)
-    top, total, out = _chunk(
-        q, key_ptr, value_ptr, table_at, position, mine * CHUNK, kv_head, scale, KV_HEADS, D, BS, CHUNK
-    )
+    new = seen & (t >= tl.load(firsts + row))
+    keys = tl.load(key_ptr + where, mask=new[:, :, None], other=keys)
+    values = tl.load(value_ptr + where, mask=new[:, :, None], other=values)
+    top, total, out = _attend(q, keys, values, seen, scale, S)
     chunks = position // CHUNK + 1
     if not SPLIT:
         first = CHUNK
         while first <= position:
-            more = _chunk(q, key_ptr, value_ptr, table_at, position, first, kv_head, scale, KV_HEADS, D, BS, CHUNK)
-            first += CHUNK
+            t += CHUNK
+            seen = t <= position
+            where = _at(table_at, t, seen, kv_head, KV_HEADS, D, BS)
+            keys = tl.load(key_ptr + where, mask=seen[:, :, None], other=0.0)
+            values = tl.load(value_ptr + where, mask=seen[:, :, None], other=0.0)
+            more = _attend(q, keys, values, seen, scale, S)
             top, total, out = _merge(top, total, out, more[0], more[1], more[2])
+            first += CHUNK
     kind = out_ptr.dtype.element_ty
     if SPLIT:
         if chunks == 1:
-            tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+            tl.store(out_ptr + at, (out / total[None, :]).to(kind), mask=ok)
         else:
             pair = row * KV_HEADS + kv_head  # parts are [rows, kv heads, chunks, G(, D)]
             part = (pair * MAX_CHUNKS + mine) * G + g
-            tl.store(part_out + part[:, None] * D + d[None, :], out)
+            tl.store(part_out + part[None, :] * D + d[:, None], out)
             tl.store(part_top + part, top)
             tl.store(part_total + part, total)
             tl.debug_barrier()
@@ -234,9 +262,9 @@ def attention(
                     part += G
                     more = _part(part_top, part_total, part_out, part, d, D)
                     top, total, out = _merge(top, total, out, more[0], more[1], more[2])
-                tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+                tl.store(out_ptr + at, (out / total[None, :]).to(kind), mask=ok)
     else:
-        tl.store(out_ptr + at, (out / total[:, None]).to(kind), mask=ok)
+        tl.store(out_ptr + at, (out / total[None, :]).to(kind), mask=ok)
 
 
 @triton.jit(do_not_specialize=["M"])

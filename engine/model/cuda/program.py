@@ -69,10 +69,11 @@ class Buffers:
     arrived: torch.Tensor
 
     @classmethod
-    def of(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> Buffers:
+    def of(cls, config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device, tile: AttentionTiling | None = None) -> Buffers:
         c = config
+        chunks = (tile or AttentionTiling.of(c)).chunks(c.max_context)
         width = c.num_heads * c.head_dim
-        pairs = min(SPLIT_ROWS, rows) * c.num_kv_heads * chunks_of(c) * group_of(c)
+        pairs = min(SPLIT_ROWS, rows) * c.num_kv_heads * chunks * group_of(c)
         tiles = -(-c.vocab_size // 16)
         wanted = min(rows, LOGIT_ROWS)
 
@@ -95,18 +96,26 @@ class Buffers:
         )
 
 
-def chunk_of(config: ModelConfig) -> int:
-    """Positions that one program attends to at once; part of the order of additions, so never a matter of width."""
-    return max(64, min(256, 16384 // config.head_dim))
+@dataclass(frozen=True, slots=True)
+class AttentionTiling:
+    """Positions that one program attends to at once, and its warps, each of which takes a slice of them. Part of the
+    order of additions, so never a matter of width."""
 
+    chunk: int
+    warps: int
 
-def chunks_of(config: ModelConfig) -> int:
-    return -(-config.max_context // chunk_of(config))
+    @classmethod
+    def of(cls, config: ModelConfig) -> AttentionTiling:
+        chunk = max(128, min(256, 16384 // config.head_dim))
+        return cls(chunk, 8)
+
+    def chunks(self, context: int) -> int:
+        return -(-context // self.chunk)
 
 
 def group_of(config: ModelConfig) -> int:
     """Query heads of one KV head, padded to a tensor-core tile."""
-    return max(16, triton.next_power_of_2(config.num_heads // config.num_kv_heads))
+    return max(8, triton.next_power_of_2(config.num_heads // config.num_kv_heads))
 
 
 @dataclass(slots=True)
@@ -117,6 +126,7 @@ class ProgramBuilder:
     weights: PackedWeights
     kv: PagedKV
     buffers: Buffers
+    attention: AttentionTiling
     tile: Callable[..., Tiling] = tiling
     launches: list[Launch] = field(default_factory=list)
 
@@ -133,7 +143,7 @@ class ProgramBuilder:
     def head(self, rows: int, inputs: StepInputs, stream: int) -> list[Launch]:
         """Final norm, LM head and argmax of `rows` chosen rows of `streams[stream]`."""
         c, b, w = self.config, self.buffers, self.weights
-        tile = self.tile(c.hidden_size, c.vocab_size, rows, normed=True, most=32)
+        tile = self.tile(c.hidden_size, c.vocab_size, rows, normed=True)
         tiles = -(-c.vocab_size // tile.outputs)
         project = Launch(
             "head", kernels.head, (tiles, -(-rows // tile.rows)),
@@ -171,7 +181,7 @@ class ProgramBuilder:
     def _qkv(self, layer: PackedLayer, x: torch.Tensor, index: int, rows: int, inputs: StepInputs) -> Launch:
         c, b, w = self.config, self.buffers, self.weights
         outputs = layer.qkv.shape[0]
-        tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=min(32 if rows > 16 else 16, c.head_dim))
+        tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=c.head_dim)
         bias = layer.qkv_bias
         return Launch(
             "qkv", kernels.qkv, (outputs // tile.outputs, -(-rows // tile.rows)),
@@ -184,20 +194,23 @@ class ProgramBuilder:
     def _attention(self, index: int, rows: int, inputs: StepInputs, context: int) -> Launch:
         c, b = self.config, self.buffers
         split = rows <= SPLIT_ROWS
-        chunks = -(-context // chunk_of(c)) if split else 1
+        tile = self.attention
+        chunks = tile.chunks(context) if split else 1
         return Launch(
             "attention", kernels.attention, (rows, c.num_kv_heads, chunks),
-            (b.q, self.kv.keys[index], self.kv.values[index], inputs.positions, inputs.table_starts, inputs.tables,
-             b.attended, b.part_out, b.part_top, b.part_total, b.arrived, c.head_dim**-0.5),
+            (b.q, self.kv.keys[index], self.kv.values[index], inputs.positions, inputs.firsts, inputs.table_starts,
+             inputs.tables, b.attended, b.part_out, b.part_top, b.part_total, b.arrived, c.head_dim**-0.5),
             {"HEADS": c.num_heads, "KV_HEADS": c.num_kv_heads, "D": c.head_dim, "BS": self.kv.block_size,
-             "CHUNK": chunk_of(c), "G": group_of(c), "MAX_CHUNKS": chunks_of(c), "SPLIT": split}, 8,
+             "CHUNK": tile.chunk, "S": tile.warps, "G": group_of(c), "MAX_CHUNKS": tile.chunks(c.max_context),
+             "SPLIT": split},
+            tile.warps,
         )  # fmt: skip
 
     def _add(
         self, part: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, rows: int
     ) -> Launch:
         outputs, inner = weight.shape
-        tile = self.tile(inner, outputs, rows, normed=False, most=32 if rows > 16 else 16)
+        tile = self.tile(inner, outputs, rows, normed=False)
         return Launch(
             part, kernels.add_product, (outputs // tile.outputs, -(-rows // tile.rows)),
             (x, weight, residual, out, outputs), {"M": rows, "K": inner, **tile.constants()}, tile.warps, tile.registers,
@@ -206,7 +219,7 @@ class ProgramBuilder:
     def _gate_up(self, layer: PackedLayer, x: torch.Tensor, rows: int) -> Launch:
         c, b = self.config, self.buffers
         outputs = layer.gate_up.shape[0]
-        tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=32 if rows > 16 else 16)
+        tile = self.tile(c.hidden_size, outputs, rows, normed=True)
         return Launch(
             "gate_up", kernels.gate_up, (outputs // tile.outputs, -(-rows // tile.rows)),
             (x, layer.ffn_norm, layer.gate_up, b.activated, c.rms_eps, c.intermediate_size),

@@ -44,25 +44,35 @@ def slices_of(inner: int) -> int:
 
 
 def row_tile(rows: int) -> int:
-    """Rows that share one read of the weights."""
-    return next((size for size in (8, 16, 32) if rows <= size), 64)
+    """Rows that share one read of the weights; measured on an H200."""
+    if rows <= 8:
+        return 8
+    return 16 if rows <= 32 else 32
 
 
-def tiling(inner: int, outputs: int, rows: int, *, normed: bool, most: int = 16) -> Tiling:
-    """`normed` products sum squares as well, so their width may not depend on the rows."""
+def tiling(inner: int, outputs: int, rows: int, *, normed: bool, most: int = 64) -> Tiling:
+    """`normed` products sum squares as well, so their width may not depend on the rows. `most` bounds the outputs of a
+    program."""
     slices = slices_of(inner)
-    share = inner // slices
     tile = row_tile(rows)
-    budget = 1024 if inner < 2048 and (normed or tile == 8) else 512
-    if not normed and tile == 8 and inner >= 2048:
-        budget = 1024
-    width = 1 << ((min(share, budget // slices)).bit_length() - 1)
+    if inner < 2048:
+        budget, stages = (1024 if normed or tile == 8 else 512), 1
+    else:
+        budget, stages = 512, 3
+    wide = 32 if outputs % 32 == 0 and (outputs >= 2048 or rows > 32) else 16
+    size = min(wide, most)
+    width, iterations, tail = cut(inner // slices, budget // slices)
+    return Tiling(slices, width, iterations, tail, size, tile, stages=1 if tail else stages)
+
+
+def cut(share: int, most: int) -> tuple[int, int, int]:
+    """Width, iterations and tail of a slice of `share`: powers of two, the width at most `most`."""
+    width = 1 << (min(share, most).bit_length() - 1)
     iterations, tail = divmod(share, width)
-    while tail & (tail - 1):  # a rest must be a power of two as well
+    while tail & (tail - 1):
         width //= 2
         iterations, tail = divmod(share, width)
-    wanted = next(size for size in (most, 16) if outputs % size == 0 or size == 16)
-    return Tiling(slices, width, iterations, tail, wanted, tile)
+    return width, iterations, tail
 
 
 def fits(config: ModelConfig) -> str | None:

@@ -324,5 +324,5 @@ def test_open_device_sizes_the_pool_and_reports_progress(path: Path) -> None:
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones(path: Path) -> None:
-    with pytest.raises(BackendUnavailable, match="'gpu9' is unknown: use auto, native or reference"):
+    with pytest.raises(BackendUnavailable, match="'gpu9' is unknown: use auto, cuda, native or reference"):
         open_device(path, backend="gpu9")
