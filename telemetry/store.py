@@ -26,7 +26,7 @@ from telemetry.writer import Flush, RunContext, Writer
 
 FLUSH_S = 0.2
 """How often records go into the journal; with what the write takes, `kill -9` costs at most 250 ms."""
-COMMIT_S = 2.0
+COMMIT_S = 5.0
 """How often the journal goes into the database; a query that asks for the newest does not wait for it."""
 CAPACITY = 262_144
 """Records that wait at most: four minutes at 1,000 a second, two checkpoints at 100,000 a second."""

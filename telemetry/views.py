@@ -108,7 +108,7 @@ FROM step_rollup GROUP BY run, minute, lane HAVING sum(drafted) > 0 ORDER BY run
         """
 SELECT run, time, step_id, mode, arm, reason,
   plain_tokens_per_s, spec_tokens_per_s, margin, losses, depth, width_bucket, tokens_until_probe, pinned
-FROM gate_decisions WHERE is_change ORDER BY run, step_id
+FROM gate_decisions WHERE is_change
 """,
     ),
     _view(
