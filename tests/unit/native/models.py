@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from engine.model.backend import Batch, Output
+from engine.model.backend import Backend, Batch, Output
 from engine.model.gguf import GGUFFile
 from engine.model.kv import PagedKV
 from engine.model.native_backend import WIDE_ABOVE, NativeBackend
@@ -116,7 +116,7 @@ class Piece:
     first_block: int = 0
 
 
-def run(backend: NativeBackend, *pieces: Piece, greedy: bool = False, **more: tuple[int, ...]) -> Output:
+def run(backend: Backend, *pieces: Piece, greedy: bool = False, **more: tuple[int, ...]) -> Output:
     """Run pieces as one batch, with logits of every row unless `logit_rows` says otherwise."""
     offsets = [0]
     for piece in pieces:
