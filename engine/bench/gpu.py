@@ -289,8 +289,8 @@ Tile = tuple[int, int, int, int | None, int]
 
 _SMALL: tuple[Tile, ...] = tuple((n, r, 1024, None, 1) for n in (16, 32) for r in (16, 32))
 _LARGE: tuple[Tile, ...] = (
-    (32, 8, 512, None, 3), (16, 8, 1024, None, 3), (32, 8, 1024, None, 2), (64, 8, 256, None, 4), (32, 8, 512, None, 4),
-    (16, 8, 1024, None, 1),
+    (32, 8, 512, None, 3), (16, 8, 1024, None, 3), (32, 8, 512, None, 4), (16, 8, 1024, None, 1), (64, 8, 512, None, 2),
+    (32, 8, 1024, None, 1), (32, 8, 256, None, 6),
 )  # fmt: skip
 SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[Tile, ...]], ...]] = {
     "default": (
@@ -305,7 +305,7 @@ SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[Tile, ...]], ...]] = {
 }
 """Per shape: rows, layers and tiles."""
 
-ATTENTION = (AttentionTiling(256, 8), AttentionTiling(512, 16), AttentionTiling(128, 4), AttentionTiling(256, 4))
+ATTENTION = (AttentionTiling(256, 4), AttentionTiling(256, 2), AttentionTiling(128, 2), AttentionTiling(128, 4))
 
 
 def forced(outputs: int, rows: int, budget: int, registers: int | None = None, stages: int = 1) -> Callable[..., Tiling]:

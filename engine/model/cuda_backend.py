@@ -56,7 +56,7 @@ class CudaBackend:
         self.name = f"fused {str(weights.embedding.dtype).removeprefix('torch.')}"
         chosen = tuple(widths or WIDTHS)
         packed = pack(config, weights)
-        self._weights = packed
+        self._embedding, self._head = weights.embedding, weights.head
         tile = attention or AttentionTiling.of(config)
         self.buffers = Buffers.of(config, max(chosen), weights.embedding.dtype, self.device, tile)
         self.graphs = StepGraphs(
@@ -85,12 +85,12 @@ class CudaBackend:
         )
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(tokens, self._weights.embedding)
+        return torch.nn.functional.embedding(tokens, self._embedding)
 
     def lm_head(self, hidden: torch.Tensor) -> torch.Tensor:
         if not hidden.is_cuda:
-            return torch.mm(hidden.float(), self._weights.head.float().t())
-        return torch.mm(hidden.to(self._weights.head.dtype), self._weights.head.t(), out_dtype=torch.float32)
+            return torch.mm(hidden.float(), self._head.float().t())
+        return torch.mm(hidden.to(self._head.dtype), self._head.t(), out_dtype=torch.float32)
 
     def close(self) -> None:
         """Nothing but memory to give back."""

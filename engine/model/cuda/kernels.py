@@ -24,41 +24,35 @@ def _begin(PDL: tl.constexpr) -> Any:
 
 
 @triton.jit
-def _rows_tile(x_ptr, norm_ptr, at_row, ok, k, NORM: tl.constexpr) -> Any:
-    """Activations `[S, inner, R]`, times the norm's weight; and their squares."""
-    x = tl.load(x_ptr + at_row + k[:, :, None], mask=ok, other=0.0)
-    wide = x.to(tl.float32)
-    if NORM:
-        weight = tl.load(norm_ptr + k[:, :, None])
-        x = (wide * weight.to(tl.float32)).to(x.dtype)
-    return x, wide * wide
-
-
-@triton.jit
 def _product(
-    w_ptr, x_ptr, norm_ptr, n, row, ok, eps,
+    w_ptr, x_ptr, n, row, ok, eps,
     K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ) -> Any:  # fmt: skip
-    """`W[n] @ norm(x[row])`, float32 `[BN, R]`. The first weights are on their way before the inputs are awaited."""
+    """`W[n] @ x[row]`, divided by the root mean square of `x[row]` if NORM (whose weight is part of `W`); float32
+    `[BN, R]`. The first weights are on their way before the inputs are awaited.
+
+    The squares are summed on the diagonal of `x^T x`, by the same instructions: a sum across threads would follow the
+    layout that the compiler chose for the number of rows.
+    """
     SLICE: tl.constexpr = K // S
     begin = tl.arange(0, S)[:, None] * SLICE
     inner = begin + tl.arange(0, BKS)[None, :]
     w_row = w_ptr + n.to(tl.int64)[None, :, None] * K
-    at_row = row.to(tl.int64)[None, None, :] * K
+    x_row = x_ptr + row.to(tl.int64)[None, None, :] * K
     live = ok[None, None, :]
     acc = tl.zeros([S, BN, R], tl.float32)
-    squares = tl.zeros([S, BKS, R], tl.float32)
+    gram = tl.zeros([S, R, R], tl.float32)
     if STAGES > 1:
         tl.static_assert(TAIL == 0)
         if PDL:
             gdc_wait()
         for step in tl.range(0, ITERS, num_stages=STAGES):
             w = tl.load(w_row + (inner + step * BKS)[:, None, :])
-            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+            x = tl.load(x_row + (inner + step * BKS)[:, :, None], mask=live, other=0.0)
             acc = tl.dot(w, x, acc)
             if NORM:
-                squares += more
+                gram = tl.dot(tl.permute(x, (0, 2, 1)), x, gram)
     else:
         w = tl.load(w_row + inner[:, None, :])
         if TAIL > 0:
@@ -68,23 +62,25 @@ def _product(
             gdc_wait()
         for step in range(ITERS - 1):
             following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
-            x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + step * BKS, NORM)
+            x = tl.load(x_row + (inner + step * BKS)[:, :, None], mask=live, other=0.0)
             acc = tl.dot(w, x, acc)
             if NORM:
-                squares += more
+                gram = tl.dot(tl.permute(x, (0, 2, 1)), x, gram)
             w = following
-        x, more = _rows_tile(x_ptr, norm_ptr, at_row, live, inner + (ITERS - 1) * BKS, NORM)
+        x = tl.load(x_row + (inner + (ITERS - 1) * BKS)[:, :, None], mask=live, other=0.0)
+        if TAIL > 0:
+            x_tail = tl.load(x_row + last[:, :, None], mask=live, other=0.0)
         acc = tl.dot(w, x, acc)
         if NORM:
-            squares += more
+            gram = tl.dot(tl.permute(x, (0, 2, 1)), x, gram)
         if TAIL > 0:
-            x, rest = _rows_tile(x_ptr, norm_ptr, at_row, live, last, NORM)
-            acc = tl.dot(w_tail, x, acc)
+            acc = tl.dot(w_tail, x_tail, acc)
+            if NORM:
+                gram = tl.dot(tl.permute(x_tail, (0, 2, 1)), x_tail, gram)
     out = tl.sum(acc, 0)
     if NORM:
-        square = tl.sum(tl.sum(squares, 1), 0)
-        if TAIL > 0:
-            square += tl.sum(tl.sum(rest, 1), 0)
+        same = tl.arange(0, R)[:, None] == tl.arange(0, R)[None, :]
+        square = tl.sum(tl.where(same, tl.sum(gram, 0), 0.0), 0)
         out = out * tl.rsqrt(square / K + eps)[None, :]
     return out
 
@@ -117,7 +113,7 @@ def embed(
 
 @triton.jit(do_not_specialize=["M"])
 def qkv(
-    x_ptr, norm_ptr, w_ptr, bias_ptr, positions, slots, cos_ptr, sin_ptr, q_ptr, key_ptr, value_ptr, eps,
+    x_ptr, w_ptr, bias_ptr, positions, slots, cos_ptr, sin_ptr, q_ptr, key_ptr, value_ptr, eps,
     M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     BIAS: tl.constexpr, PDL: tl.constexpr,
@@ -126,7 +122,7 @@ def qkv(
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     if BIAS:
         y += tl.load(bias_ptr + n).to(tl.float32)[:, None]
     left, right = _halves(y, BN, R)
@@ -277,7 +273,7 @@ def add_product(
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, STAGES, BN, R, False, PDL)
+    y = _product(w_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, STAGES, BN, R, False, PDL)
     at = row[None, :] * N + n[:, None]
     ok = (row < M)[None, :]
     y += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
@@ -286,7 +282,7 @@ def add_product(
 
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
-    x_ptr, norm_ptr, w_ptr, out_ptr, eps, F,
+    x_ptr, w_ptr, out_ptr, eps, F,
     M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -294,7 +290,7 @@ def gate_up(
     _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
-    y = _product(w_ptr, x_ptr, norm_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     gate, up = _halves(y, BN, R)
     f = tl.program_id(0) * (BN // 2) + tl.arange(0, BN // 2)
     act = gate / (1.0 + tl.exp2(-gate * LOG2_E)) * up
@@ -303,7 +299,7 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["M"])
 def head(
-    x_ptr, norm_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
+    x_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
     M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
     BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -313,7 +309,7 @@ def head(
     wanted = tl.program_id(1) * R + tl.arange(0, R)
     row = tl.load(rows_ptr + wanted, mask=wanted < M, other=0)
     inside = tl.minimum(n, N - 1)
-    y = _product(w_ptr, x_ptr, norm_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
+    y = _product(w_ptr, x_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     y = tl.where((n < N)[:, None], y, float("-inf"))
     ok = (wanted < M)[None, :]
     tl.store(logits_ptr + wanted.to(tl.int64)[None, :] * N + n[:, None], y, mask=ok & (n < N)[:, None])

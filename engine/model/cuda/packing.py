@@ -12,23 +12,25 @@ from engine.model.load import LayerWeights, Weights
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    attn_norm: torch.Tensor
     qkv: torch.Tensor
-    """Per head groups of 16 rows: 8 of the first half of its dimensions, the same 8 of the second half."""
+    """Times the norm before it. Per head groups of 16 rows: 8 of the first half of its dimensions, the same 8 of the
+    second half."""
     qkv_bias: torch.Tensor | None
     out: torch.Tensor
-    ffn_norm: torch.Tensor
     gate_up: torch.Tensor
-    """Groups of 16 rows: 8 of gate, the same 8 of up."""
+    """Times the norm before it. Groups of 16 rows: 8 of gate, the same 8 of up."""
     down: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
+    """Norm weights are multiplied into the matrices that follow: one rounding to bf16 either way, of the product of
+    weight and norm here, of activation and norm elsewhere."""
+
     embedding: torch.Tensor
     layers: tuple[PackedLayer, ...]
-    final_norm: torch.Tensor
     head: torch.Tensor
+    """Times the final norm."""
     cos: torch.Tensor
     """float32 `[max_context, head_dim / 2]`."""
     sin: torch.Tensor
@@ -47,18 +49,20 @@ def pack_heads(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def pack(config: ModelConfig, weights: Weights) -> PackedWeights:
-    """Copies `qkv` and `gate_up`, shares the rest."""
+    """Copies `qkv`, `gate_up` and the head, shares the rest."""
     positions = torch.arange(config.max_context, dtype=torch.float32, device=weights.inverse_frequencies.device)
     angles = torch.outer(positions, weights.inverse_frequencies)
     layers = tuple(_layer(layer, config.head_dim) for layer in weights.layers)
-    return PackedWeights(
-        weights.embedding, layers, weights.final_norm, weights.head, angles.cos().contiguous(), angles.sin().contiguous()
-    )
+    head = _normed(weights.head, weights.final_norm)
+    return PackedWeights(weights.embedding, layers, head, angles.cos().contiguous(), angles.sin().contiguous())
 
 
 def _layer(layer: LayerWeights, head_dim: int) -> PackedLayer:
-    gate, up = layer.gate_up.chunk(2)
+    gate, up = _normed(layer.gate_up, layer.ffn_norm).chunk(2)
+    qkv = pack_heads(_normed(layer.qkv, layer.attn_norm), head_dim)
     bias = None if layer.qkv_bias is None else pack_heads(layer.qkv_bias, head_dim)
-    return PackedLayer(
-        layer.attn_norm, pack_heads(layer.qkv, head_dim), bias, layer.out, layer.ffn_norm, interleave(gate, up), layer.down
-    )
+    return PackedLayer(qkv, bias, layer.out, interleave(gate, up), layer.down)
+
+
+def _normed(matrix: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
+    return (matrix.float() * norm.float()).to(matrix.dtype)

@@ -106,8 +106,7 @@ class AttentionTiling:
 
     @classmethod
     def of(cls, config: ModelConfig) -> AttentionTiling:
-        chunk = max(128, min(256, 16384 // config.head_dim))
-        return cls(chunk, 8)
+        return cls(max(128, min(256, 16384 // config.head_dim)), 4)
 
     def chunks(self, context: int) -> int:
         return -(-context // self.chunk)
@@ -147,7 +146,7 @@ class ProgramBuilder:
         tiles = -(-c.vocab_size // tile.outputs)
         project = Launch(
             "head", kernels.head, (tiles, -(-rows // tile.rows)),
-            (b.streams[stream], w.final_norm, w.head, inputs.logit_rows, b.logits, b.best, b.best_id, c.rms_eps,
+            (b.streams[stream], w.head, inputs.logit_rows, b.logits, b.best, b.best_id, c.rms_eps,
              c.vocab_size),
             {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps, tile.registers,
         )  # fmt: skip
@@ -185,7 +184,7 @@ class ProgramBuilder:
         bias = layer.qkv_bias
         return Launch(
             "qkv", kernels.qkv, (outputs // tile.outputs, -(-rows // tile.rows)),
-            (x, layer.attn_norm, layer.qkv, layer.qkv if bias is None else bias, inputs.positions, inputs.slots,
+            (x, layer.qkv, layer.qkv if bias is None else bias, inputs.positions, inputs.slots,
              w.cos, w.sin, b.q, self.kv.keys[index], self.kv.values[index], c.rms_eps),
             {"M": rows, "K": c.hidden_size, **tile.constants(), "HEADS": c.num_heads, "KV_HEADS": c.num_kv_heads,
              "D": c.head_dim, "BIAS": bias is not None}, tile.warps, tile.registers,
@@ -222,6 +221,6 @@ class ProgramBuilder:
         tile = self.tile(c.hidden_size, outputs, rows, normed=True)
         return Launch(
             "gate_up", kernels.gate_up, (outputs // tile.outputs, -(-rows // tile.rows)),
-            (x, layer.ffn_norm, layer.gate_up, b.activated, c.rms_eps, c.intermediate_size),
+            (x, layer.gate_up, b.activated, c.rms_eps, c.intermediate_size),
             {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps, tile.registers,
         )  # fmt: skip

@@ -51,18 +51,17 @@ def row_tile(rows: int) -> int:
 
 
 def tiling(inner: int, outputs: int, rows: int, *, normed: bool, most: int = 64) -> Tiling:
-    """`normed` products sum squares as well, so their width may not depend on the rows. `most` bounds the outputs of a
-    program."""
+    """Sizes for `rows` rows, chosen by measurement; `most` bounds the outputs of a program."""
     slices = slices_of(inner)
     tile = row_tile(rows)
-    if inner < 2048:
-        budget, stages = (1024 if normed or tile == 8 else 512), 1
-    else:
-        budget, stages = 512, 3
     wide = 32 if outputs % 32 == 0 and (outputs >= 2048 or rows > 32) else 16
-    size = min(wide, most)
+    budget, stages = (1024 if normed or tile == 8 else 512), 1
+    if inner >= 2048:
+        budget, stages = 512, 3
+        if tile == 8 and (not normed or outputs <= 4096):
+            wide, budget, stages = 16, 1024, 3 if inner >= 4096 else 1
     width, iterations, tail = cut(inner // slices, budget // slices)
-    return Tiling(slices, width, iterations, tail, size, tile, stages=1 if tail else stages)
+    return Tiling(slices, width, iterations, tail, min(wide, most), tile, stages=1 if tail else stages)
 
 
 def cut(share: int, most: int) -> tuple[int, int, int]:
