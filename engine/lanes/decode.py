@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from engine.core.device import Draft, DrafterName, Segment, StepKind, StepResult
+from engine.core.device import DeviceError, Draft, DrafterName, Segment, StepKind, StepResult
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState, Flow
 from engine.lanes import pipeline
@@ -18,7 +18,7 @@ from engine.lanes.draft import NO_DRAFT, Drafting
 from engine.lanes.eligibility import LANE_OF
 from engine.lanes.emit import Committed, commit
 from engine.lanes.park import make_room, trim
-from engine.lanes.run import decode_segment, run
+from engine.lanes.run import decode_segment, fail, run
 from engine.lanes.shadow import Shadow
 from engine.lanes.trace import Timing, Work, record_step
 from telemetry.names import Lane, Refusal
@@ -77,7 +77,11 @@ class Decode:
     def _step(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> None:
         """Draft, verify, commit, and tell the gate what it delivered for its time."""
         step, started = engine.next_step(), engine.ctx.clock.now_ns()
-        drafted = self._draft(engine, choice, seqs)
+        try:
+            drafted = self._draft(engine, choice, seqs)
+        except DeviceError as error:
+            fail(engine, seqs, str(error))
+            return
         segments = self._segments(engine, seqs, drafted)
         drafted_at = engine.ctx.clock.now_ns()
         kind = StepKind.VERIFY if drafted.any else StepKind.DECODE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.device import DrafterName
+from engine.core.device import DeviceError, Draft, DrafterName
 from engine.lanes.park import choose_victim
 from engine.protocol.commands import Shutdown, Switches
 from engine.protocol.events import Delta, LeverChanged, Snapshot
@@ -189,6 +189,18 @@ def test_a_failing_pipelined_step_fails_its_requests_too() -> None:
     bench.submit("a", max_tokens=40)
     bench.run()
     assert bench.finish("a").reason == "error"
+    bench.check_pool()
+
+
+def test_a_failing_drafter_fails_its_requests_too() -> None:
+    class Broken(ScriptedDevice):
+        def draft(self, *args: object) -> list[Draft]:
+            raise DeviceError("The head lost its mind.")
+
+    bench = Workbench(Broken(drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", max_tokens=40)
+    bench.run()
+    assert (bench.finish("a").reason, bench.finish("a").error) == ("error", "The head lost its mind.")
     bench.check_pool()
 
 
