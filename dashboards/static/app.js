@@ -79,8 +79,6 @@ class Page {
       else this.live.add(message);
     }
     if (message.type === "lever_event") for (const history of [this.live, this.past]) history.mark(message);
-    // Levers get their real values when the engine is ready, and only welcome tells them.
-    if (message.type === "load" && message.state === "ready" && this.state.engine.state !== "ready") this.wire.renew();
     if (message.type === "problem" || message.type === "lever_refused") say(message.message);
     if (message.type === "welcome" && this.state.engine.state !== "loading") this.connectedAt = now();
     if (message.type === "welcome") queueMicrotask(() => this.panels[this.view].opened?.(this.state));

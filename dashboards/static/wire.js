@@ -5,7 +5,6 @@ import { WIRE_VERSION } from "./state.js";
 const FIRST_PAUSE_S = 0.5;
 const LONGEST_PAUSE_S = 15;
 const SILENCE_S = 10;
-const RENEW_MS = 300;
 const TOPICS = ["stats", "requests", "levers", "gate", "log"];
 
 export class Wire {
@@ -27,7 +26,6 @@ export class Wire {
   }) {
     Object.assign(this, { url, token, rate, onMessage, onLink, received, clock, Socket, later, cancel });
     this.session = "";
-    this.welcomed = 0;
     this.attempt = 0;
     this.socket = null;
     this.timer = null;
@@ -65,12 +63,6 @@ export class Wire {
     this.connect();
   }
 
-  /** What welcome told is out of date: ask again with a new hello, unless the server says it by itself. */
-  renew() {
-    const welcomed = this.welcomed;
-    this.later(() => this.isOpen && this.welcomed === welcomed && this.connect(), RENEW_MS);
-  }
-
   #greet(socket) {
     const hello = { type: "hello", version: WIRE_VERSION, client: "web", token: this.token(), resume: this.session };
     if (this.session) hello.received = this.received();
@@ -96,7 +88,6 @@ export class Wire {
       return this.#end("incompatible", text);
     }
     this.session = message.session;
-    this.welcomed += 1;
     this.attempt = 0;
     this.isOpen = true;
     this.onMessage(message);

@@ -77,7 +77,9 @@ async def _serve(
     engine_cores, own_cores = split_cores()
     text = _Text(options.model)
     link = ProcessLink(_engine_options(options, engine_cores)) if options.model else NoEngine()
-    server = Server(Parts(link, telemetry, lambda: text, access, _pages()))
+    sources = {name: str(source) for name, source in options.sources.items()}
+    parts = Parts(link, telemetry, lambda: text, access, _pages(), levers=options.levers, sources=sources)
+    server = Server(parts)
     runner = _Runner(config_of(server.application()), server)
     if leash:
         _watch_leash(asyncio.get_running_loop(), runner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -17,6 +17,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from engine.levers.changes import Step
 from engine.protocol import wire
+from engine.protocol.commands import Value
 from engine.server.api import Api
 from engine.server.broker import MAX_IN_FLIGHT, Broker, EngineState
 from engine.server.desk import LeverDesk, Steps
@@ -43,6 +44,9 @@ class Parts:
     steps: Steps = field(default_factory=Steps)
     max_in_flight: int = MAX_IN_FLIGHT
     grace_s: float = 30.0
+    levers: Mapping[str, Value] = field(default_factory=dict)
+    """Values that the engine starts with, so that clients see them while it loads."""
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 class Server:
@@ -51,6 +55,7 @@ class Server:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.broker = Broker(parts.link, self._ingest, parts.max_in_flight)
+        self.broker.levers, self.broker.sources = dict(parts.levers), dict(parts.sources)
         self.broker.announce, self.broker.forget = parts.telemetry.announce, parts.telemetry.forget
         self.views = Views(self.broker, parts.telemetry, parts.text)
         self.desk = LeverDesk(self.broker, parts.link.send, parts.steps)

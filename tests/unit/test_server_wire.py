@@ -14,6 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from engine.levers.resolve import resolve
 from engine.protocol import wire
 from engine.protocol.client import ChatError, WireClient, WireClosedError
 from engine.protocol.commands import Cancel, Limits, Sampling, Submit
@@ -69,6 +70,20 @@ async def test_welcome_names_state_facts_and_every_lever() -> None:
     async with live() as served, WireClient(served.url) as client:
         assert client.welcome is not None
         assert {view.name for view in client.welcome.levers} == set(served.engine.levers)
+
+
+async def test_welcome_tells_the_values_that_the_engine_starts_with_while_it_loads() -> None:
+    values, sources = resolve(flags={"num_drafts": 5})
+    named = {name: str(source) for name, source in sources.items()}
+    async with (
+        live(FakeEngine(loads=False), levers=values, sources=named) as served,
+        WireClient(served.url) as client,
+    ):
+        assert client.welcome is not None
+        assert client.welcome.state == "loading"
+        shown = {lever.name: (lever.value, lever.source) for lever in client.welcome.levers}
+        assert shown["num_drafts"] == (5, "flag")
+        assert shown["mtp_gate"][1] == "default"
 
 
 async def test_a_first_message_that_is_no_hello_is_refused_with_a_sentence() -> None:
