@@ -194,10 +194,10 @@ class Step {
         });
     }
 
-    // Whether one thread is done before another would have begun.
+    // Whether one thread is done before another would have begun: a query-key pair takes some 6 ns.
     bool is_short(int64_t queries) const {
-        constexpr int64_t kWorthSharing = 16384;  // query-key pairs of 64 dimensions take about 0.1 ns each
-        return args_.rows <= 2 && queries * (s_.position[args_.rows - 1] + 1) < kWorthSharing / 4;
+        constexpr int64_t kWorthSharing = 600;
+        return args_.rows <= 2 && queries * (s_.position[args_.rows - 1] + 1) < kWorthSharing;
     }
 
     void attend_range(const Layer& layer, int64_t from, int64_t to) {
