@@ -96,7 +96,8 @@ class Backend(Protocol):
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with done bytes, total bytes and the stage (`weights`, `compile` ...) while a model loads."""
+"""Called with done bytes, total bytes and the stage while a model loads: `weights`, or `building kernels` and
+`graphs`, which count no bytes; a total of 0 is unknown."""
 
 
 class BackendUnavailable(RuntimeError):  # noqa: N818 - a state of the machine, not a fault

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output
+from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output, Progress
 from engine.model.config import ModelConfig
 from engine.model.gguf import GGUFFile
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import rope_frequencies
-from engine.model.native.build import BuildError
+from engine.model.native.build import BuildError, library_path
 from engine.model.native.cores import physical_cores, usable_processors
 from engine.model.native.library import PARTS, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
 from engine.model.quant import fill, matrix_names, unsupported
@@ -47,6 +47,7 @@ class NativeBackend:
         threads: int,
         variant: str | None = None,
         wide_above: float = WIDE_ABOVE,
+        progress: Progress | None = None,
     ) -> None:
         """`variant` forces an instruction-set level; `wide_above` 0 keeps all activations in 16 bits."""
         self.config = config
@@ -56,7 +57,7 @@ class NativeBackend:
         self.model = NativeModel(_shape(config, kv, threads, wide_above), cos, sin, variant)
         for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
             self.model.set_cache(layer, keys.data_ptr(), values.data_ptr())
-        fill(self.model, file)
+        fill(self.model, file, progress)
         kind = file.info("blk.0.attn_q.weight").type_name
         self.name = f"native {kind} {self.model.variant}"
         self.weight_bytes = sum(file.info(name).nbytes for name in matrix_names(config))
@@ -116,6 +117,8 @@ def open_backend(request: BackendRequest) -> Backend:
     """
     file = _open_file(request.path)
     try:
+        if request.progress is not None and not library_path().exists():
+            request.progress(0, 0, "building kernels")
         load()
     except (BuildError, OSError) as error:
         raise BackendUnavailable(str(error)) from None
@@ -126,7 +129,7 @@ def open_backend(request: BackendRequest) -> Backend:
     )
     blocks, size = -(-tokens // request.block_size), request.block_size
     kv = PagedKV(config.num_layers, blocks, size, config.num_kv_heads, config.head_dim, dtype)
-    return NativeBackend(config, file, kv, _threads(request.threads))
+    return NativeBackend(config, file, kv, _threads(request.threads), progress=request.progress)
 
 
 def _threads(asked: int) -> int:

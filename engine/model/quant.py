@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from engine.model.backend import Progress
 from engine.model.config import ModelConfig
 from engine.model.gguf import GGUFFile
 from engine.model.native.library import MATRICES, VECTORS, NativeModel, QuantType
@@ -39,18 +40,24 @@ def halves_order(heads: int, head_dim: int) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(pairs.transpose(0, 2, 1).reshape(-1))
 
 
-def fill(model: NativeModel, file: GGUFFile) -> None:
+def fill(model: NativeModel, file: GGUFFile, progress: Progress | None = None) -> None:
     """Hand every weight of the file to the library, which keeps packed copies."""
     config = file.config()
+    done, total = 0, sum(file.info(name).nbytes for name in matrix_names(config))
     for layer in range(config.num_layers):
         for part in LAYER_MATRICES:
             _matrix(model, file, layer, part, f"blk.{layer}.{part}.weight", _order(config, part))
         for part in LAYER_VECTORS:
             _vector(model, file, layer, part, f"blk.{layer}.{part}", _order(config, part.removesuffix(".bias")))
+        if progress is not None:
+            done += sum(file.info(f"blk.{layer}.{part}.weight").nbytes for part in LAYER_MATRICES)
+            progress(done, total, "weights")
     _matrix(model, file, -1, "token_embd", "token_embd.weight", None)
     if not config.tied_embeddings:
         _matrix(model, file, -1, "output", "output.weight", None)
     _vector(model, file, -1, "output_norm.weight", "output_norm.weight", None)
+    if progress is not None:
+        progress(total, total, "weights")
 
 
 def _order(config: ModelConfig, part: str) -> npt.NDArray[np.int32] | None:

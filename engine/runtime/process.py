@@ -99,7 +99,7 @@ class Process:
         return loop.run()
 
     def _progress(self, done: int, total: int, stage: str) -> None:
-        self._outbox.send(Loading(stage=stage, done=done, total=total))
+        self._outbox.send(Loading(stage=stage, done=done, total=total, unit="bytes" if stage == "weights" else stage))
 
     def _write(self, events: list[Event]) -> None:
         for frame in frames(events):

@@ -142,7 +142,8 @@ class Server:
         broker = self.broker
         if broker.state is EngineState.READY:
             return JSONResponse({"status": "ready"})
-        detail = broker.failure or f"{broker.loading.stage} {broker.loading.done}/{broker.loading.total}"
+        stage, done, total = broker.loading.stage, broker.loading.done, broker.loading.total
+        detail = broker.failure or (f"{stage} {done}/{total}" if total else stage)
         return JSONResponse({"status": str(broker.state), "detail": detail}, 503, {"retry-after": "1"})
 
     async def _metrics(self, request: Request) -> Response:

@@ -67,6 +67,10 @@ class Views:
             facts=broker.facts,
         )
 
+    @property
+    def is_ready(self) -> bool:
+        return self.broker.state is EngineState.READY
+
     def levers(self) -> tuple[wire.LeverView, ...]:
         return lever_views(self.broker.levers, self.broker.sources)
 

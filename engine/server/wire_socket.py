@@ -117,6 +117,8 @@ class WireSocket:
         mailbox = session.mailbox
         try:
             await socket.send_text(encode(self.views.welcome(session.secret, session.control)))
+            if not self.views.is_ready:
+                await socket.send_text(encode(self.views.load()))  # how far it is, which welcome does not say
             while True:
                 await socket.send_text(encode(await mailbox.next()))
         except LaggingError:

@@ -86,6 +86,14 @@ async def test_welcome_tells_the_values_that_the_engine_starts_with_while_it_loa
         assert shown["mtp_gate"][1] == "default"
 
 
+async def test_a_client_that_comes_while_the_model_loads_hears_how_far_it_is() -> None:
+    async with live(FakeEngine(loads=False)) as served, raw(served) as socket:
+        assert (await greeted(socket)).state == "loading"
+        load = decode_server(await socket.recv())
+        assert isinstance(load, wire.Load)
+        assert (load.stage, load.done, load.total) == ("weights", 1, 2)
+
+
 async def test_a_first_message_that_is_no_hello_is_refused_with_a_sentence() -> None:
     async with live() as served:
         for first in (encode(wire.Ping()), "{", "[]", b"\xff\x00", '{"type":"hello"}', '{"type":"nobody"}'):
