@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,8 +75,8 @@ class CudaBackend:
     def run(self, batch: Batch) -> Output:
         rows, widest = batch.tokens.numel(), self.graphs.widths[-1]
         if rows <= widest:
-            return self._run_slice(_Rows.of(batch, self.kv.block_size), batch, 0, rows)
-        whole = _Rows.of(batch, self.kv.block_size)
+            return self._run_slice(_Rows(batch, self.kv.block_size), batch, 0, rows)
+        whole = _Rows(batch, self.kv.block_size)
         parts = [self._run_slice(whole, batch, at, min(at + widest, rows)) for at in range(0, rows, widest)]
         return Output(
             torch.cat([part.argmax for part in parts]),
@@ -168,24 +168,27 @@ class _Rows:
     def __init__(self, batch: Batch, block_size: int) -> None:
         counts = np.diff(batch.row_offsets)
         tables = batch.block_tables.cpu().numpy()
-        segment = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(counts.sum()) - np.repeat(batch.row_offsets[:-1], counts)
-        self.positions = (np.repeat(batch.starts, counts) + within).astype(np.int32)
-        self._tokens = batch.tokens.cpu().numpy().astype(np.int32)
-        self._slots = tables[segment, self.positions // block_size] * block_size + self.positions % block_size
-        self._firsts = np.repeat(np.asarray(batch.starts, np.int32), counts)
-        self._starts = (segment * tables.shape[1]).astype(np.int32)
+        starts = np.asarray(batch.starts, np.int32)
+        if len(counts) == batch.tokens.numel():  # a decode step: one row each
+            segment, self.positions, self._firsts = np.arange(len(counts)), starts, starts
+        else:
+            segment = np.repeat(np.arange(len(counts)), counts)
+            within = np.arange(len(segment)) - np.asarray(batch.row_offsets)[segment]
+            self._firsts = starts[segment]
+            self.positions = (self._firsts + within).astype(np.int32)
+        block, offset = np.divmod(self.positions, block_size)
+        self._tokens = batch.tokens.cpu().numpy()
+        self._slots = tables[segment, block] * block_size + offset
+        self._starts = segment * tables.shape[1]
         self._tables = tables.reshape(-1)
 
-    @classmethod
-    def of(cls, batch: Batch, block_size: int) -> _Rows:
-        return cls(batch, block_size)
-
-    def columns(self, begin: int, end: int) -> tuple[list[npt.NDArray[np.int32]], npt.NDArray[np.int32]]:
+    def columns(self, begin: int, end: int) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32]]:
         """Tokens, sources (to be filled), positions, slots, first positions and table starts; and all tables, flat."""
         cut = slice(begin, end)
         empty = np.empty(0, np.int32)
-        return [self._tokens[cut], empty, self.positions[cut], self._slots[cut], self._firsts[cut], self._starts[cut]], self._tables
+        return [
+            self._tokens[cut], empty, self.positions[cut], self._slots[cut], self._firsts[cut], self._starts[cut]
+        ], self._tables  # fmt: skip
 
 
 def open_backend(request: BackendRequest) -> Backend:

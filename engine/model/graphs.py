@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,7 +49,7 @@ class StepGraphs:
         pdl: bool = True,
         table_entries: int,
     ) -> None:
-        self._builder = builder
+        self.builder = builder
         self._device = device
         self._pdl = pdl and device.type == "cuda"
         self.widths = tuple(sorted(widths))
@@ -96,11 +98,11 @@ class StepGraphs:
         """The captured step, captured now where it was not planned."""
         found = self._captured.get(key)
         if found is None:
-            found = self._captured[key] = self._capture(self.launches(key))
+            found = self._captured[key] = self.capture(self.launches(key))
         return found
 
     def launches(self, key: GraphKey) -> tuple[Launch, ...]:
-        inputs, builder = self.inputs[key.rows], self._builder
+        inputs, builder = self.inputs[key.rows], self.builder
         if key.context == 0:
             return tuple(builder.head(key.rows, inputs, self._all_layers))
         launches = builder.body(key.rows, inputs, key.context, key.layers)
@@ -117,7 +119,7 @@ class StepGraphs:
                 found.setdefault(kind_of(launch), launch)
         return list(found.values())
 
-    def _capture(self, launches: tuple[Launch, ...]) -> Captured:
+    def capture(self, launches: tuple[Launch, ...]) -> Captured:
         if self._device.type != "cuda":
             return Captured(launches, lambda: _run(launches, False))
         _compile(launches, self._pdl)
@@ -150,5 +152,18 @@ def _compile(launches: Sequence[Launch], pdl: bool) -> None:
         kind = kind_of(launch)
         if kind not in seen:
             seen.add(kind)
-            launch(pdl)
+            share_carveout(launch(pdl))
     torch.cuda.synchronize()
+
+
+_CARVEOUT = 9
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT."""
+
+
+def share_carveout(kernel: Any) -> None:
+    """Ask for the same split of cache and shared memory in all kernels: a processor that must change it drains first,
+    and the next kernel could not start early."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    code = driver.cuFuncSetAttribute(ctypes.c_void_p(kernel.function), ctypes.c_int(_CARVEOUT), ctypes.c_int(100))
+    if code != 0:
+        raise RuntimeError(f"the CUDA driver refused a kernel attribute with code {code}: update the driver")

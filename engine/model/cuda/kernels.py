@@ -24,6 +24,14 @@ def _begin(PDL: tl.constexpr) -> Any:
 
 
 @triton.jit
+def _prefetch(at) -> None:
+    """Bring the lines at these pointers to the second-level cache; nothing waits for them."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _product(
     w_ptr, x_ptr, n, row, ok, eps,
     K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
@@ -46,6 +54,9 @@ def _product(
     if STAGES > 1:
         tl.static_assert(TAIL == 0)
         if PDL:
+            lines = tl.arange(0, BKS // 64) * 64
+            for step in tl.static_range(STAGES if STAGES < ITERS else ITERS):
+                _prefetch(w_row + (begin + lines[None, :] + step * BKS)[:, None, :])
             gdc_wait()
         for step in tl.range(0, ITERS, num_stages=STAGES):
             w = tl.load(w_row + (inner + step * BKS)[:, None, :])

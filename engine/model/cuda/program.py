@@ -37,8 +37,9 @@ class Launch:
     warps: int
     registers: int | None = None
 
-    def __call__(self, pdl: bool) -> None:
-        self.kernel[self.grid](*self.arguments, **self._options(pdl))
+    def __call__(self, pdl: bool) -> Any:
+        """Launch; returns Triton's compiled kernel, or None where it is interpreted."""
+        return self.kernel[self.grid](*self.arguments, **self._options(pdl))
 
     def compile(self, pdl: bool) -> None:
         """Put the binary into Triton's cache without running it."""
