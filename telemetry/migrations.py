@@ -59,7 +59,14 @@ def first_schema(connection: Connection) -> None:
             connection.execute(statement)
 
 
-MIGRATIONS: list[Callable[[Connection], None]] = [first_schema]
+def contents(connection: Connection) -> None:
+    """Prompts and replies, which are kept only when the operator asks for it."""
+    connection.execute(
+        "CREATE TABLE contents (run INTEGER, time TIMESTAMP, request_id VARCHAR, prompt VARCHAR, reply VARCHAR)"
+    )
+
+
+MIGRATIONS: list[Callable[[Connection], None]] = [first_schema, contents]
 
 _FIRST = """
 CREATE TABLE schema_version (version INTEGER, applied TIMESTAMP);

@@ -17,6 +17,7 @@ _TIME_COLUMN = {
     "lever_changes": "time", "loads": "start", "rungs": "time", "shadow_checks": "time", "health": "time",
     "metrics": "time", "losses": "time", "flushes": "time", "spans_recorded": "start", "step_rollup": "second",
     "position_rollup": "second", "refusal_rollup": "second", "gate_rollup": "second", "step_time_rollup": "minute",
+    "contents": "time",
 }  # fmt: skip
 _SHARE_PER_ROUND = 0.2
 _MOST_ROUNDS = 8

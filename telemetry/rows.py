@@ -447,6 +447,20 @@ def metrics(run: int, samples: Sequence[tuple[Any, ...]]) -> pa.Table:
     )
 
 
+def contents(run: int, said: Sequence[tuple[Any, ...]]) -> pa.Table:
+    """What was said, as (Unix microseconds, request id, prompt as JSON, reply)."""
+    times_us, ids, prompts, replies = zip(*said, strict=True)
+    return pa.table(
+        {
+            "run": constant(run, len(said)),
+            "time": pa.array(times_us, _TIMESTAMP),
+            "request_id": pa.array(ids, pa.string()),
+            "prompt": pa.array(prompts, pa.string()),
+            "reply": pa.array(replies, pa.string()),
+        }
+    )
+
+
 def enum(array: Array, words: Sequence[str]) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(array), pa.array(words))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from telemetry.names import Finish, GateReason, Lane
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised with every migration; a file of any older version opens and is migrated."""
 
 OTHER = "other"
@@ -28,6 +28,7 @@ TABLES: dict[str, str] = {
     "gate_decisions": "One decision of the gate, with the state of every arm.",
     "lever_changes": "One change of a lever, also a refused one (`error`).",
     "tokens": "One emitted token (trace level 3): lane, draft position, log probability.",
+    "contents": "Prompt (JSON: messages, text or token ids) and reply of a request; only while `record_content` is on.",
     "loads": "One stage of start-up: how long, how many bytes.",
     "rungs": "The width decision flipped between speculating and not.",
     "shadow_checks": "A verify step that was re-run row by row, and how many rows differed.",

@@ -69,6 +69,10 @@ class Telemetry:
             self.spans.announce(request_id, trace_id)
             self.store.announce(request_id, trace_id)
 
+    def record_content(self, request_id: str, prompt: str, reply: str) -> None:
+        """Keep what was said; `prompt` is JSON. The caller knows whether the operator asked for it."""
+        self.store.put_rows("contents", [(time.time_ns() // 1000, request_id, prompt, reply)])
+
     @property
     def trouble(self) -> str:
         """One sentence of what is wrong with recording, or nothing."""

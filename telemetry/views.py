@@ -239,6 +239,14 @@ FROM requests GROUP BY run, reason ORDER BY run, requests DESC
 """,
     ),
     _view(
+        "conversations",
+        "Prompts and replies of the requests that ran while `record_content` was on.",
+        """
+SELECT c.run, c.time, r.conversation_id, c.request_id, c.prompt, c.reply, r.reason, r.prompt_tokens, r.output_tokens
+FROM contents c LEFT JOIN requests r USING (run, request_id) ORDER BY c.run, c.time
+""",
+    ),
+    _view(
         "kv_over_time",
         "KV blocks in use and the deepest sequence, by second.",
         """

@@ -74,7 +74,7 @@ _TIME_COLUMNS = {
     "lever_changes": {2}, "loads": {2}, "rungs": {1}, "shadow_checks": {2}, "health": {1},
     "losses": {1}, "flushes": {3},
 }  # fmt: skip
-_COLUMN_ENCODERS = {"spans_recorded": rows.spans, "metrics": rows.metrics}
+_COLUMN_ENCODERS = {"spans_recorded": rows.spans, "metrics": rows.metrics, "contents": rows.contents}
 _ROW_ENCODERS: dict[type, tuple[str, Callable[[int, Any, int], tuple[Any, ...]]]] = {
     LeverRecord: ("lever_changes", rows.lever_row),
     LoadRecord: ("loads", rows.load_row),

@@ -262,6 +262,9 @@ class _Telemetry:
     def forget(self, request_id: str) -> None:
         self._telemetry.hub.forget(request_id)
 
+    def record_content(self, request_id: str, prompt: str, reply: str) -> None:
+        self._telemetry.record_content(request_id, prompt, reply)
+
     def replay(self, run: str) -> Recorded:
         from telemetry.database import StoreError
         from telemetry.replay import Replay

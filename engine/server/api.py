@@ -51,6 +51,8 @@ class Job:
     model: str
     operation: str
     prompts: tuple[EncodedPrompt, ...]
+    asked: tuple[Any, ...]
+    """What each prompt was: messages, a text, or token ids."""
     wish: Wish
     trace: Trace
     style: Style
@@ -65,9 +67,9 @@ class Replies:
         self._queue: asyncio.Queue[tuple[ChoiceState, Delta | Finished]] = asyncio.Queue()
         self._ids: list[str] = []
         self.choices: list[ChoiceState] = []
-        for prompt in job.prompts:
+        for prompt, asked in zip(job.prompts, job.asked, strict=True):
             for _ in range(job.wish.n):
-                self._start(job, prompt)
+                self._start(job, prompt, asked)
 
     @property
     def is_done(self) -> bool:
@@ -95,12 +97,12 @@ class Replies:
         for request_id in self._ids:
             self._broker.cancel(request_id, "disconnect")
 
-    def _start(self, job: Job, prompt: EncodedPrompt) -> None:
+    def _start(self, job: Job, prompt: EncodedPrompt, asked: Any) -> None:
         index = len(self.choices)
         choice = ChoiceState(index, ToolCallFinder() if job.with_tools else None)
         engine_id = job.request_id if index == 0 else f"{job.request_id}-{index}"
         try:
-            self._broker.submit(_submit(job, prompt, engine_id, index), _Into(self._queue, choice))
+            self._broker.submit(_submit(job, prompt, engine_id, index), _Into(self._queue, choice), asked)
         except (NotReadyError, OverloadedError, TooLongError):
             self.cancel()
             raise
@@ -201,6 +203,7 @@ class Api:
             model=facts.model,
             operation="chat" if is_chat else "text_completion",
             prompts=prompts,
+            asked=(_checked(body.messages),) if isinstance(body, ChatBody) else tuple(prompts_of(body)),
             wish=wish,
             trace=trace_of(request.headers.get("traceparent", "")),
             style=Style(is_chat, wish.sampling.logprobs >= 0, self._views.text.token_bytes),

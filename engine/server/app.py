@@ -57,6 +57,7 @@ class Server:
         self.broker = Broker(parts.link, self._ingest, parts.max_in_flight)
         self.broker.levers, self.broker.sources = dict(parts.levers), dict(parts.sources)
         self.broker.announce, self.broker.forget = parts.telemetry.announce, parts.telemetry.forget
+        self.broker.record = parts.telemetry.record_content
         self.views = Views(self.broker, parts.telemetry, parts.text)
         self.desk = LeverDesk(self.broker, parts.link.send, parts.steps)
         self.sessions = Sessions(self._session, parts.grace_s)

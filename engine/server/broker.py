@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
 
 from engine.protocol.commands import Cancel, Submit, Value
 from engine.protocol.events import (
@@ -75,6 +77,25 @@ class Flight:
 
 
 @dataclass(slots=True)
+class Recorded:
+    """A waiter whose reply is kept when it ends; what the engine refused was never a request."""
+
+    waiter: Waiter
+    prompt: str
+    keep: Callable[[str, str, str], None]
+    reply: list[str] = field(default_factory=list)
+
+    def on_delta(self, delta: Delta) -> None:
+        self.reply.extend(token.text for token in delta.tokens)
+        self.waiter.on_delta(delta)
+
+    def on_finished(self, finished: Finished) -> None:
+        if finished.reason != "refused":
+            self.keep(finished.request_id, self.prompt, "".join(self.reply) + finished.tail)
+        self.waiter.on_finished(finished)
+
+
+@dataclass(slots=True)
 class Watchers:
     """Who is told of what, by kind."""
 
@@ -111,6 +132,8 @@ class Broker:
         """Told of every request before the engine is."""
         self.forget: Callable[[str], None] = lambda request_id: None
         """Told of every request that ended without a record of the engine."""
+        self.record: Callable[[str, str, str], None] = lambda request_id, prompt, reply: None
+        """Told request id, prompt (JSON) and reply where the lever `record_content` was on at submission."""
 
     async def start(self) -> None:
         await self._link.start(self.on_event, self.on_death)
@@ -138,9 +161,11 @@ class Broker:
             )
         return self.facts
 
-    def submit(self, submit: Submit, waiter: Waiter) -> None:
-        """Send a request to the engine. Raises what `check` raises."""
+    def submit(self, submit: Submit, waiter: Waiter, prompt: Any = None) -> None:
+        """Send a request to the engine. `prompt` is what was asked, as JSON values. Raises what `check` raises."""
         self.check(len(submit.prompt))
+        if prompt is not None and self.levers.get("record_content") is True:
+            waiter = Recorded(waiter, msgspec.json.encode(prompt).decode(), self.record)
         self.flights[submit.request_id] = Flight(submit, waiter, self._now())
         self.announce(submit)
         self._link.send(submit)

@@ -104,6 +104,10 @@ class Telemetry(Protocol):
         """A request ended of which no record will come."""
         ...
 
+    def record_content(self, request_id: str, prompt: str, reply: str) -> None:
+        """Prompt (JSON) and reply of a request that ended while `record_content` was on for it."""
+        ...
+
     def replay(self, run: str) -> Recorded:
         """A recorded run by its id or number; empty or `last`: the newest. Raises `QueryRefusedError`."""
         ...

@@ -131,12 +131,13 @@ class Session:
         self._requests[chat.request_id] = own
         try:
             self._broker.check(0)
-            prompt = await self._views.encode_chat([_turn(turn) for turn in chat.messages])
+            turns = [_turn(turn) for turn in chat.messages]
+            prompt = await self._views.encode_chat(turns)
             facts = self._broker.check(len(prompt.tokens))
             self.mailbox.put(
                 wire.Queued(request_id=chat.request_id, prompt_tokens=len(prompt.tokens), max_context=facts.max_context)
             )
-            self._broker.submit(_submit(own.engine_id, chat, prompt), _Relay(self, own))
+            self._broker.submit(_submit(own.engine_id, chat, prompt), _Relay(self, own), turns)
         except (NotReadyError, OverloadedError, TooLongError, PromptError) as error:
             self._requests.pop(chat.request_id, None)
             self._problem(str(error), chat.request_id)

@@ -167,6 +167,7 @@ class FakeTelemetry:
     hub: Hub = field(default_factory=Hub)
     trouble: str = ""
     ended: list[str] = field(default_factory=list)
+    contents: list[tuple[str, str, str]] = field(default_factory=list)
     closed: bool = False
     recorded: Any = None
 
@@ -188,6 +189,9 @@ class FakeTelemetry:
 
     def forget(self, request_id: str) -> None:
         self.hub.forget(request_id)
+
+    def record_content(self, request_id: str, prompt: str, reply: str) -> None:
+        self.contents.append((request_id, prompt, reply))
 
     def replay(self, run: str) -> Any:
         if self.recorded is None:

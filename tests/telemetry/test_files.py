@@ -17,6 +17,7 @@ from telemetry.migrations import MIGRATIONS, migrate, version_of
 from telemetry.record import LeverRecord, TokenRecord
 from telemetry.retention import Retention, compact, expire, size_of
 from telemetry.schema import FINISHES, GATE_REASONS, K_REASONS, LANES, SCHEMA_VERSION, TABLES
+from telemetry.setup import Telemetry
 from telemetry.store import Store
 from telemetry.transfer import TransferError, export, import_
 from telemetry.views import STRUCTURE, VIEWS
@@ -50,6 +51,21 @@ def test_a_file_of_the_first_schema_opens_is_migrated_and_its_views_answer(tmp_p
         ("r1", 3),
         ("r2", 2),
     ]
+
+
+def test_what_was_said_is_kept_with_its_request_also_in_a_file_of_the_first_schema(tmp_path: Path) -> None:
+    path = tmp_path / "old.duckdb"
+    first_schema.write(path)
+    telemetry = Telemetry(path)
+    telemetry.take([run_record("new"), *StepStream().take(400)])
+    telemetry.store.flush()
+    ended = str(telemetry.query("SELECT max(request_id) FROM requests WHERE run = 2").rows[0][0])
+    telemetry.record_content(ended, '[{"role":"user","content":"hi"}]', "hello \u2603")
+    telemetry.close()
+    asked = open_for_reading(path).execute(
+        "SELECT run, request_id, prompt ->> '$[0].content', reply, reason IS NOT NULL FROM conversations"
+    )
+    assert asked.fetchall() == [(2, ended, "hi", "hello \u2603", True)]
 
 
 def test_new_records_go_into_a_file_of_the_first_schema(open_store: OpenStore, tmp_path: Path) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.protocol.commands import Cancel, Submit
+from engine.levers.resolve import resolve
+from engine.protocol import wire
+from engine.protocol.client import WireClient
+from engine.protocol.commands import Cancel, ChangeLever, Submit
 from tests.fakes.live_server import LiveServer, live, until
 from tests.fakes.server_parts import FakeEngine, FakeText
 
@@ -233,6 +236,38 @@ async def test_before_the_model_is_ready_the_api_says_so() -> None:
         served.engine.become_ready()
         assert (await http.get("/readyz")).status_code == 200
         assert (await http.post(CHAT, json=ask())).status_code == 200
+
+
+async def test_prompts_and_replies_are_kept_while_the_lever_is_on_and_never_when_it_is_off() -> None:
+    async with live() as served, served.http() as http:
+        await http.post(CHAT, json=ask())
+        await http.post(TEXT, json={"prompt": "before"})
+        served.engine.send(ChangeLever(change_id="on", name="record_content", value=True, origin="tui"))
+        await until(lambda: served.server.broker.levers["record_content"] is True)
+        await http.post(CHAT, json=ask(messages=[{"role": "user", "content": "why?"}], n=2))
+        await http.post(TEXT, json={"prompt": ["one", "two"]})
+        served.engine.send(ChangeLever(change_id="off", name="record_content", value=False, origin="tui"))
+        await until(lambda: served.server.broker.levers["record_content"] is False)
+        await http.post(CHAT, json=ask())
+        messages = '[{"role":"user","content":"why?"}]'
+        assert [(prompt, reply) for _, prompt, reply in served.telemetry.contents] == [
+            (messages, "hello"),
+            (messages, "hello"),
+            ('"one"', "hello"),
+            ('"two"', "hello"),
+        ]
+
+
+async def test_a_chat_on_the_wire_is_kept_too_and_a_refused_request_is_not() -> None:
+    engine = FakeEngine(levers=resolve(flags={"record_content": True})[0])
+    async with live(engine) as served, WireClient(served.url) as client:
+        async for _ in client.chat([wire.ChatTurn(role="user", content="hi")]):
+            pass
+        engine.refuses = "No room."
+        ended = [message async for message in client.chat([wire.ChatTurn(role="user", content="again")])][-1]
+        assert isinstance(ended, wire.Done)
+        assert ended.reason == "refused"
+        assert [said[1:] for said in served.telemetry.contents] == [('[{"role":"user","content":"hi"}]', "hello")]
 
 
 async def test_a_client_that_leaves_frees_its_slot_at_once() -> None:
