@@ -160,6 +160,6 @@ class Decode:
     def _with_room(self, engine: EngineState, seqs: list[Sequence]) -> list[Sequence]:
         """Those of `seqs` that still decode after every one got room for a token; making it may park some."""
         for seq in seqs:
-            if seq.status is Status.ACTIVE:
+            if seq.status is Status.ACTIVE and not seq.is_finished:
                 make_room(engine, seq, seq.seq_len + 1)
-        return [seq for seq in seqs if seq.status is Status.ACTIVE]
+        return [seq for seq in seqs if seq.status is Status.ACTIVE and not seq.is_finished]
