@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+# Threads of torch that spin while they wait take the cores from each other on a busy machine: tests with two of them
+# were up to fifteen times as slow. It is read when torch is imported, hence here.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 

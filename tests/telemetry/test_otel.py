@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -239,7 +240,7 @@ def test_a_collector_that_is_down_costs_nothing_but_counted_spans_and_is_served_
     assert "kept" in owner.trouble
     begun = time.perf_counter()
     owner.take(StepStream().take(100))
-    assert time.perf_counter() - begun < 0.5
+    assert time.perf_counter() - begun < 3.0, "an answer of the collector is waited for up to 5 s"
     second = collect(port=port)
     owner.take([a_request(request_id="late")])
     owner.spans.flush()
@@ -254,22 +255,26 @@ def test_a_collector_that_is_down_costs_nothing_but_counted_spans_and_is_served_
 def test_a_collector_that_answers_slowly_gets_what_the_queue_holds_and_the_rest_is_counted() -> None:
     class Slow(SpanExporter):
         taken = 0
+        asked, answers = threading.Event(), threading.Event()
 
         def export(self, spans: Any) -> SpanExportResult:
-            time.sleep(0.05)
+            Slow.asked.set()
+            Slow.answers.wait(60)
             Slow.taken += len(spans)
             return SpanExportResult.SUCCESS
 
     lost: list[int] = []
     processor = BoundedSpanProcessor(Slow(), lost.append, capacity=100)
-    begun = time.perf_counter()
-    for _ in range(1000):
+    processor.on_end(ReadableSpan("x"))
+    assert Slow.asked.wait(30)
+    for _ in range(999):
         processor.on_end(ReadableSpan("x"))
-    assert time.perf_counter() - begun < 1.0
-    processor.force_flush(10_000)
+    assert Slow.taken == 0, "nobody waited for the answer"
+    assert sum(lost) == 900
+    Slow.answers.set()
+    assert processor.force_flush(30_000)
     processor.shutdown()
-    assert sum(lost) >= 500
-    assert Slow.taken + sum(lost) == 1000
+    assert (Slow.taken, sum(lost)) == (100, 900)
 
 
 def test_a_refused_batch_is_kept_and_sent_again() -> None:

@@ -16,6 +16,8 @@ from engine.train.fit import FitPlan
 from engine.train.session import Session, TrainRequest
 from tests.unit.model.tiny import write_tiny_gguf
 
+MINUTES = 10_000.0
+"""So many that only the number of steps ends a run, however busy the machine is."""
 CORPUS = CorpusPlan(12, 64, 40, 24, 8, 150, 32, wave_rows=32)
 
 
@@ -25,7 +27,7 @@ def tiny_request(folder: Path, steps: int) -> TrainRequest:
     prompts.write_text("\n".join(json.dumps({"task": task, "turns": [f"Say {task}"]}) for task in ("a", "b", "c")))
     fit = FitPlan(0.0, steps=steps, slots=512, time=4000, report_every=5, warmup=2)
     return TrainRequest(
-        write_tiny_gguf(folder / "tiny.gguf"), folder / "head.safetensors", 1.0, "cpu",
+        write_tiny_gguf(folder / "tiny.gguf"), folder / "head.safetensors", MINUTES, "cpu",
         corpus_path=folder / "corpus.npz", prompts_path=prompts, corpus=CORPUS, fit=fit, held_out=4, vocabulary=80,
         reply_tokens=24,
     )  # fmt: skip
