@@ -1,7 +1,7 @@
 """Benchmark of the CUDA backend: exactness, step times by width, batches, larger shapes, and where a step's time goes.
 
-`python -m engine.bench.gpu --out FILE [--seconds N] [--only a,b]` runs sections in order of importance until the time is
-used up, prints one table and writes JSON. Weights are random: speed does not depend on them.
+`python -m engine.bench.gpu --out FILE [--seconds N] [--only a,b]` runs sections in order of importance until the time
+is used up, prints one table and writes JSON. Weights are random: speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.bench.random_model import BLOCK_SIZE, SHAPES, make_kv, ragged_batch, random_weights
 from engine.bench.result import Spread, provenance
+from engine.model import graphs
 from engine.model.config import ModelConfig
-from engine.model.cuda.program import LOGIT_ROWS, AttentionTiling, Launch
+from engine.model.cuda.program import EARLY, LATE, LOGIT_ROWS, AttentionTiling, Launch
 from engine.model.cuda.tiling import Tiling, cut, tiling
 from engine.model.cuda_backend import CudaBackend
-from engine.model import graphs
 from engine.model.graphs import WIDTHS, Captured, GraphKey, kind_of
+from engine.model.load import LayerWeights, Weights
 from engine.model.reference import ReferenceBackend
 
 DEVICE = torch.device("cuda")
@@ -89,7 +92,7 @@ def copy_bandwidth() -> float:
 def backend_of(
     config: ModelConfig,
     widths: Sequence[int] = WIDTHS,
-    pdl: bool = True,
+    pdl: int = LATE,
     layers: int | None = None,
     tokens: int = 300_000,
     attention: AttentionTiling | None = None,
@@ -113,7 +116,19 @@ def feed(backend: CudaBackend, rows: int, context: int, per_segment: int = 1) ->
     tokens = np.random.default_rng(0).integers(0, backend.config.vocab_size, rows).astype(np.int32)
     sources = np.full(rows, -1, np.int32)
     firsts = np.full(rows, context, np.int32)
-    inputs.write(0, [tokens, sources, positions, slots, firsts, (sequence * blocks).astype(np.int32), np.arange(rows)], tables)
+    inputs.write(
+        0,
+        [
+            tokens,
+            sources,
+            positions,
+            slots,
+            firsts,
+            (sequence * blocks).astype(np.int32),
+            np.arange(rows, dtype=np.int32),
+        ],
+        tables,
+    )
 
 
 def step_us(backend: CudaBackend, rows: int, context: int = 256, per_segment: int = 1) -> Spread:
@@ -181,18 +196,18 @@ def _invariance(fused: CudaBackend, prompt: list[int], blocks: list[int]) -> str
     return "yes, 1 to 256 rows and prompt slices" if not bad else "NO: " + ", ".join(bad)
 
 
-def _floats(weights: object) -> object:
+def _floats(weights: Weights) -> Weights:
     """The same weights in float32."""
-    from dataclasses import fields
 
-    def wide(value: object) -> object:
-        if isinstance(value, torch.Tensor):
-            return value.float()
-        if isinstance(value, tuple):
-            return tuple(replace(layer, **{f.name: wide(getattr(layer, f.name)) for f in fields(layer)}) for layer in value)
-        return value
+    def wide(layer: LayerWeights) -> LayerWeights:
+        named: dict[str, Any] = {f.name: getattr(layer, f.name) for f in fields(layer)}
+        floats: dict[str, Any] = {name: None if value is None else value.float() for name, value in named.items()}
+        return LayerWeights(**floats)
 
-    return replace(weights, **{f.name: wide(getattr(weights, f.name)) for f in fields(weights)})  # type: ignore[type-var]
+    return Weights(
+        weights.embedding.float(), tuple(wide(layer) for layer in weights.layers), weights.final_norm.float(),
+        weights.head.float(), weights.inverse_frequencies,
+    )  # fmt: skip
 
 
 def default_steps(report: Report) -> None:
@@ -260,7 +275,7 @@ def profile(report: Report) -> None:
             without = backend.graphs.capture(tuple(one for one in launches if one.part != part))
             report.add(f"  {part}: alone, us", timed_us(alone.replay).median)
             report.add(f"  {part}: share (step less step without it), us", whole - timed_us(without.replay).median)
-    plain = backend_of(SHAPES["default"], widths=NARROW, pdl=False)
+    plain = backend_of(SHAPES["default"], widths=NARROW, pdl=0)
     for rows in (1, 8):
         report.add(f"step us without programmatic launch, {rows} rows", step_us(plain, rows))
 
@@ -278,6 +293,17 @@ def carveout(report: Report) -> None:
     backend = backend_of(SHAPES["default"], widths=NARROW)
     for rows in (1, 8):
         report.add(f"step us with one carveout, {rows} rows, context 120", step_us(backend, rows, 120))
+
+
+def late(report: Report) -> None:
+    """Step times when the next kernel may start only once the inputs of this one are there."""
+    for name, rows in (("default", (1, 2, 4, 8, 16, 32, 64, 256)), ("1b", (1, 4, 8)), ("8b", (1, 4, 8))):
+        for pdl in (EARLY, LATE):
+            backend = backend_of(SHAPES[name], widths=rows, pdl=pdl, tokens=120_000)
+            shown = ", ".join(f"{n}: {step_us(backend, n, 200).median:.1f}" for n in rows)
+            report.add(f"{name}, trigger {'early' if pdl == EARLY else 'late'}: step us at 200 by rows", shown)
+            del backend
+            torch.cuda.empty_cache()
 
 
 def larger(report: Report, name: str) -> None:
@@ -314,11 +340,8 @@ _LARGE: tuple[Tile, ...] = (
 )  # fmt: skip
 SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[Tile, ...]], ...]] = {
     "default": (
-        (16, None, _SMALL[::2]),
-        (64, None, _SMALL),
-        (128, None, _SMALL),
-        (256, None, (*_SMALL, (32, 64, 1024, None, 1))),
-        (1024, None, (*_SMALL[1:], (32, 64, 1024, None, 1))),
+        (1, None, ((16, 8, 1024, None, 1), (32, 8, 1024, None, 1))),
+        (256, None, (*_SMALL[1:], (64, 32, 1024, None, 1))),
     ),
     "1b": ((1, 6, _LARGE),),
     "8b": ((1, 6, _LARGE),),
@@ -328,14 +351,19 @@ SWEEPS: dict[str, tuple[tuple[int, int | None, tuple[Tile, ...]], ...]] = {
 ATTENTION = (AttentionTiling(256, 4), AttentionTiling(128, 4), AttentionTiling(256, 8))
 
 
-def forced(outputs: int, rows: int, budget: int, registers: int | None = None, stages: int = 1) -> Callable[..., Tiling]:
+def forced(
+    outputs: int, rows: int, budget: int, registers: int | None = None, stages: int = 1
+) -> Callable[..., Tiling]:
     """A tiling with these sizes; slices and their order stay those of `tiling`."""
 
     def tile(inner: int, wide: int, count: int, *, normed: bool, most: int = 64) -> Tiling:
         base = tiling(inner, wide, count, normed=normed, most=most)
         width, iterations, tail = cut(inner // base.slices, budget // base.slices)
         size = min(outputs, most) if wide % outputs == 0 else 16
-        return replace(base, width=width, iterations=iterations, tail=tail, outputs=size, rows=rows, registers=registers, stages=1 if tail else stages)
+        return replace(
+            base, width=width, iterations=iterations, tail=tail, outputs=size, rows=rows, registers=registers,
+            stages=1 if tail else stages,
+        )  # fmt: skip
 
     return tile
 
@@ -402,11 +430,12 @@ def engine_section(report: Report) -> None:
                 values.append(tokens * 1e9 / (steady[-1] - steady[0]))
                 decode = [step for step in out.steps if step.device_us][len(out.steps) // 4 :]
                 busy.append(sum(step.device_us for step in decode) * 1000 / max(1, steady[-1] - steady[0]))
-                gaps += [(b - a) / 1e6 for a, b in zip(steady, steady[1:], strict=False)]
+                gaps += [(b - a) / 1e6 for a, b in pairwise(steady)]
             name = f"engine, {batch} sequences, pipelined {pipelined}"
             report.add(f"{name}: tokens/s", Spread.of(values[1:]))
             report.add(f"{name}: device busy", max(busy))
-            report.add(f"{name}: ms between deltas, median and p99", f"{np.median(gaps):.3f}, {np.quantile(gaps, .99):.3f}")
+            shown = f"{np.median(gaps):.3f}, {np.quantile(gaps, 0.99):.3f}"
+            report.add(f"{name}: ms between deltas, median and p99", shown)
     device.close()
 
 
@@ -442,6 +471,7 @@ def peer(report: Report) -> None:
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "carveout": carveout,
+    "late": late,
     "exact": exactness,
     "default": default_steps,
     "profile": profile,
@@ -464,7 +494,7 @@ class _Job:
     widths: tuple[int, ...]
     tile: Tile | None = None
     attention: AttentionTiling | None = None
-    pdl: bool = True
+    pdl: int = LATE
 
 
 def _needed(names: Sequence[str]) -> list[_Job]:
@@ -473,7 +503,10 @@ def _needed(names: Sequence[str]) -> list[_Job]:
     if {"carveout", "exact", "default", "profile", "engine"} & set(names):
         jobs.append(_Job("default", (8, 16, 64, 256)))
     if "profile" in names:
-        jobs.append(_Job("default", (8,), pdl=False))
+        jobs.append(_Job("default", (8,), pdl=0))
+    if "late" in names:
+        jobs += [_Job("default", (8, 32, 256), pdl=pdl) for pdl in (EARLY, LATE)]
+        jobs += [_Job(name, (8,), pdl=pdl) for name in ("1b", "8b") for pdl in (EARLY, LATE)]
     if "attention" in names:
         jobs += [_Job("default", (8, 32), attention=tile) for tile in ATTENTION]
     jobs += [_Job(name, (8,)) for name in ("1b", "8b") if name in names]
@@ -486,7 +519,7 @@ def _needed(names: Sequence[str]) -> list[_Job]:
 
 def compile_part(names: Sequence[str], part: int, parts: int) -> None:
     """Compile every `parts`-th kernel into Triton's cache."""
-    launches: dict[object, tuple[Launch, bool]] = {}
+    launches: dict[object, tuple[Launch, int]] = {}
     hollow: dict[object, CudaBackend] = {}
     for job in _needed(names):
         config = replace(SHAPES[job.shape], num_layers=1)

@@ -44,11 +44,11 @@ class CudaBackend:
         kv: PagedKV,
         *,
         widths: Sequence[int] | None = None,
-        pdl: bool = True,
+        pdl: int | None = None,
         attention: AttentionTiling | None = None,
     ) -> None:
-        """`widths` are the row counts to prepare for, all by default."""
-        from engine.model.cuda.program import AttentionTiling, Buffers, ProgramBuilder
+        """`widths` are the row counts to prepare for, all by default; `pdl` is one of `program.EARLY`, `LATE` and 0."""
+        from engine.model.cuda.program import LATE, AttentionTiling, Buffers, ProgramBuilder
         from engine.model.graphs import WIDTHS, StepGraphs
 
         self.config, self.kv = config, kv
@@ -59,10 +59,10 @@ class CudaBackend:
         self._embedding, self._head = weights.embedding, weights.head
         tile = attention or AttentionTiling.of(config)
         self.buffers = Buffers.of(config, max(chosen), weights.embedding.dtype, self.device, tile)
-        self.graphs = StepGraphs(
-            ProgramBuilder(config, packed, kv, self.buffers, tile), self.device, widths=chosen,
-            pdl=pdl and _has_pdl(self.device),             table_entries=_table_entries(config, kv, max(chosen)),
-        )  # fmt: skip
+        builder = ProgramBuilder(config, packed, kv, self.buffers, tile)
+        early = (LATE if pdl is None else pdl) if _has_pdl(self.device) else 0
+        entries = _table_entries(config, kv, max(chosen))
+        self.graphs = StepGraphs(builder, self.device, widths=chosen, pdl=early, table_entries=entries)
         self._cursor = 0
         self._ring_at = self.buffers.ring.data_ptr()
 
@@ -128,9 +128,7 @@ class CudaBackend:
             some = wanted[at : at + limit]
             key = self.graphs.head_key(len(some))
             empty: list[int] = []
-            self.graphs.inputs[key.rows].write(
-                cursor + at, [empty] * 6 + [some], np.empty(0, np.int32)
-            )
+            self.graphs.inputs[key.rows].write(cursor + at, [empty] * 6 + [some], np.empty(0, np.int32))
             self.graphs.get(key).replay()
             passes.append(self.buffers.logits[: len(some)])
             if len(wanted) > limit and not batch.greedy:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.model.cuda.inputs import StepInputs
-from engine.model.cuda.program import LOGIT_ROWS, Launch, ProgramBuilder
+from engine.model.cuda.program import LATE, LOGIT_ROWS, Launch, ProgramBuilder
 from engine.model.cuda.program import SPLIT_ROWS as SPLIT
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -46,12 +46,12 @@ class StepGraphs:
         device: torch.device,
         *,
         widths: Sequence[int] = WIDTHS,
-        pdl: bool = True,
+        pdl: int = LATE,
         table_entries: int,
     ) -> None:
         self.builder = builder
         self._device = device
-        self._pdl = pdl and device.type == "cuda"
+        self._pdl = pdl if device.type == "cuda" else 0
         self.widths = tuple(sorted(widths))
         config = builder.config
         self.contexts = (*(c for c in CONTEXTS if c < config.max_context), config.max_context)
@@ -121,7 +121,7 @@ class StepGraphs:
 
     def capture(self, launches: tuple[Launch, ...]) -> Captured:
         if self._device.type != "cuda":
-            return Captured(launches, lambda: _run(launches, False))
+            return Captured(launches, lambda: _run(launches, 0))
         _compile(launches, self._pdl)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -133,7 +133,7 @@ class StepGraphs:
         return Captured(launches, graph.replay)
 
 
-def _run(launches: Sequence[Launch], pdl: bool) -> None:
+def _run(launches: Sequence[Launch], pdl: int) -> None:
     for launch in launches:
         launch(pdl)
 
@@ -145,7 +145,7 @@ def kind_of(launch: Launch) -> object:
     return launch.part, launch.warps, launch.registers, numbers, *sorted(constants.items())
 
 
-def _compile(launches: Sequence[Launch], pdl: bool) -> None:
+def _compile(launches: Sequence[Launch], pdl: int) -> None:
     """Compile and load every kernel once, on inputs whose positions are all -1, since a capture must not load code."""
     seen: set[object] = set()
     for launch in launches:

@@ -39,8 +39,8 @@ def open_device(
 ) -> Device:
     """Load a GGUF file or a Hugging Face directory.
 
-    `kv_tokens` None sizes the pool from free memory; `backend` is `auto`, `cuda`, `native` or `reference`; `dtype` is `auto`,
-    `float32` or `bfloat16`; `threads` None takes every core. Raises `ModelFileError` for an unusable file,
+    `kv_tokens` None sizes the pool from free memory; `backend` is `auto`, `cuda`, `native` or `reference`; `dtype` is
+    `auto`, `float32` or `bfloat16`; `threads` None takes every core. Raises `ModelFileError` for an unusable file,
     `BackendUnavailable` for a named backend that cannot run here.
     """
     path = Path(path)

@@ -1,6 +1,6 @@
 """The fused kernels compute what the reference computes, and a row does not depend on its neighbours.
 
-Without a GPU they run in Triton's interpreter on a tiny model (`TRITON_INTERPRET=1`), with one in bf16 as compiled code.
+Without a GPU they run in Triton's interpreter on a tiny model, with one compiled and in bf16.
 """
 
 from __future__ import annotations
@@ -147,9 +147,7 @@ def test_replies_are_the_same_with_and_without_running_ahead() -> None:
     vocabulary = Vocabulary((b"a",) * 112, frozenset())
     replies = []
     for pipelined in ("off", "on"):
-        engine = LocalEngine(
-            device, vocabulary, batch=2, drafter="off", prefix_cache="off", pipelined_decode=pipelined
-        )
+        engine = LocalEngine(device, vocabulary, batch=2, drafter="off", prefix_cache="off", pipelined_decode=pipelined)
         for name in ("a", "b"):
             engine.submit(name, _tokens(5, ord(name)), 6, ignore_eos=True)
         out = engine.run()

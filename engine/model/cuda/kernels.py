@@ -5,6 +5,8 @@ tensor-core instructions whose output columns do not see each other, and the sli
 sizes may follow the number of rows while each output keeps its order of additions, bit for bit.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
+# ruff: noqa: N803, N806 - compile-time constants are written in capitals
 from __future__ import annotations
 
 from typing import Any
@@ -16,19 +18,25 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
+EARLY = tl.constexpr(1)
+LATE = tl.constexpr(2)
+"""When the next kernel may start, to load weights while this one still computes: at once, or once this one's inputs
+are there. 0: when it has ended."""
+
+
 @triton.jit
 def _begin(PDL: tl.constexpr) -> Any:
-    """Let the next kernel start: it loads weights while this one still computes."""
-    if PDL:
+    if PDL == EARLY:
         gdc_launch_dependents()
 
 
 @triton.jit
-def _prefetch(at) -> None:
-    """Bring the lines at these pointers to the second-level cache; nothing waits for them."""
-    tl.inline_asm_elementwise(
-        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
+def _await(PDL: tl.constexpr) -> Any:
+    """Wait for what the kernel before has written."""
+    if PDL > 0:
+        gdc_wait()
+    if PDL == LATE:
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -53,11 +61,7 @@ def _product(
     gram = tl.zeros([S, R, R], tl.float32)
     if STAGES > 1:
         tl.static_assert(TAIL == 0)
-        if PDL:
-            lines = tl.arange(0, BKS // 64) * 64
-            for step in tl.static_range(STAGES if STAGES < ITERS else ITERS):
-                _prefetch(w_row + (begin + lines[None, :] + step * BKS)[:, None, :])
-            gdc_wait()
+        _await(PDL)
         for step in tl.range(0, ITERS, num_stages=STAGES):
             w = tl.load(w_row + (inner + step * BKS)[:, None, :])
             x = tl.load(x_row + (inner + step * BKS)[:, :, None], mask=live, other=0.0)
@@ -69,8 +73,7 @@ def _product(
         if TAIL > 0:
             last = begin + ITERS * BKS + tl.arange(0, TAIL if TAIL > 0 else 1)[None, :]
             w_tail = tl.load(w_row + last[:, None, :])
-        if PDL:
-            gdc_wait()
+        _await(PDL)
         for step in range(ITERS - 1):
             following = tl.load(w_row + (inner + (step + 1) * BKS)[:, None, :])
             x = tl.load(x_row + (inner + step * BKS)[:, :, None], mask=live, other=0.0)
@@ -112,8 +115,7 @@ def embed(
     _begin(PDL)
     row = tl.program_id(0)
     source = tl.load(sources + row)
-    if PDL:
-        gdc_wait()
+    _await(PDL)
     token = tl.load(tokens + row)
     if source >= 0:
         token = tl.load(ring + source).to(tl.int32)
@@ -125,9 +127,9 @@ def embed(
 @triton.jit(do_not_specialize=["M"])
 def qkv(
     x_ptr, w_ptr, bias_ptr, positions, slots, cos_ptr, sin_ptr, q_ptr, key_ptr, value_ptr, eps,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
-    BN: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    BIAS: tl.constexpr, PDL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    D: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, projection and rope; queries go to `q_ptr`, keys and values into the cache at each row's slot."""
     _begin(PDL)
@@ -229,8 +231,7 @@ def attention(
     where = _at(table_at, t, seen, kv_head, KV_HEADS, D, BS)
     keys = tl.load(key_ptr + where, mask=old[:, :, None], other=0.0)
     values = tl.load(value_ptr + where, mask=old[:, :, None], other=0.0)
-    if PDL:
-        gdc_wait()
+    _await(PDL)
     q = tl.load(q_ptr + at, mask=ok, other=0.0)
     new = seen & (t >= tl.load(firsts + row))
     keys = tl.load(key_ptr + where, mask=new[:, :, None], other=keys)
@@ -277,8 +278,8 @@ def attention(
 @triton.jit(do_not_specialize=["M"])
 def add_product(
     x_ptr, w_ptr, residual_ptr, out_ptr, N,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
-    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """`out = residual + W @ x`: the output projection of attention and the down projection."""
     _begin(PDL)
@@ -294,8 +295,8 @@ def add_product(
 @triton.jit(do_not_specialize=["M"])
 def gate_up(
     x_ptr, w_ptr, out_ptr, eps, F,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
-    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, both projections of the feed-forward and `silu(gate) * up`."""
     _begin(PDL)
@@ -311,8 +312,8 @@ def gate_up(
 @triton.jit(do_not_specialize=["M"])
 def head(
     x_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
-    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr, STAGES: tl.constexpr,
-    BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+    M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Final norm and LM head of chosen rows: float32 logits, and per tile the largest with the lowest id."""
     _begin(PDL)
@@ -338,8 +339,7 @@ def argmax(best_ptr, best_id_ptr, cursor_ptr, ring, tiles, N, BLOCK: tl.constexp
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     cursor = tl.load(cursor_ptr)
-    if PDL:
-        gdc_wait()
+    _await(PDL)
     best = tl.load(best_ptr + row * tiles + at, mask=at < tiles, other=float("-inf"))
     ids = tl.load(best_id_ptr + row * tiles + at, mask=at < tiles, other=N)
     token = tl.min(tl.where(best == tl.max(best, 0), ids, N), 0)

@@ -60,7 +60,7 @@ def tiling(inner: int, outputs: int, rows: int, *, normed: bool, most: int = 64)
         budget, stages = 512, 3
         if tile == 8 and inner >= 4096:
             wide, budget = 16, 1024
-        elif tile == 8 and not normed:
+        elif tile == 8 and (not normed or outputs <= 4096):
             wide, budget, stages = 16, 1024, 1
     width, iterations, tail = cut(inner // slices, budget // slices)
     return Tiling(slices, width, iterations, tail, min(wide, most), tile, stages=1 if tail else stages)
