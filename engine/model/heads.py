@@ -106,7 +106,7 @@ class _Chunk:
 
     @property
     def end(self) -> int:
-        return self.start + self.hidden.shape[0]
+        return self.start + len(self.tokens)
 
 
 class HiddenRing:
@@ -114,6 +114,7 @@ class HiddenRing:
 
     def __init__(self) -> None:
         self._chunks: deque[_Chunk] = deque()
+        self._rows = 0
         self._kv_start = -1
         """Start of the gapless run that the head has absorbed, -1: none."""
         self._kv_end = -1
@@ -126,21 +127,23 @@ class HiddenRing:
 
     @property
     def rows(self) -> int:
-        return sum(chunk.hidden.shape[0] for chunk in self._chunks)
+        return self._rows
 
     def append(self, start: int, hidden: torch.Tensor, tokens: tuple[int, ...]) -> None:
         """Add rows at `start..`; rows at or after `start` were rejected drafts and go."""
         self.trim(start)
         self._chunks.append(_Chunk(start, hidden, tokens))
+        self._rows += len(tokens)
 
     def trim(self, end: int) -> None:
         """Drop rows at positions `>= end`, and the head's claim to have absorbed them."""
         while self._chunks and self._chunks[-1].start >= end:
-            self._chunks.pop()
+            self._rows -= len(self._chunks.pop().tokens)
         if self._chunks and self._chunks[-1].end > end:
             chunk = self._chunks[-1]
             keep = end - chunk.start
             self._chunks[-1] = _Chunk(chunk.start, chunk.hidden[:keep], chunk.tokens[:keep])
+            self._rows -= len(chunk.tokens) - keep
         if self._kv_end > end:
             self._kv_end = end
             if self._kv_start >= end:
@@ -157,6 +160,7 @@ class HiddenRing:
             chunk = self._chunks.popleft()
             count = min(spare, chunk.hidden.shape[0])
             spare -= count
+            self._rows -= count
             if count < chunk.hidden.shape[0]:
                 rest = _Chunk(chunk.start + count, chunk.hidden[count:], chunk.tokens[count:])
                 self._chunks.appendleft(rest)
@@ -181,6 +185,7 @@ class HiddenRing:
             if chunk is not None and chunk.start + 1 >= first:
                 pending.append(chunk)
         self._chunks.clear()
+        self._rows = 0
         return runs
 
     def state(self) -> dict[str, Any]:
@@ -194,6 +199,7 @@ class HiddenRing:
         ring._chunks.extend(
             _Chunk(start, hidden.to(device), tuple(tokens)) for start, hidden, tokens in state["chunks"]
         )
+        ring._rows = sum(len(chunk.tokens) for chunk in ring._chunks)
         ring._kv_start, ring._kv_end = state["kv"]
         return ring
 
@@ -202,7 +208,7 @@ class HiddenRing:
     ) -> HeadRows:
         start, end = chunks[0].start, chunks[-1].end
         following = history[start + 1 - first : end + 1 - first]
-        return self._absorb(seq, start, torch.cat([chunk.hidden for chunk in chunks]), following, blocks)
+        return self._absorb(seq, start, _joined(chunks), following, blocks)
 
     def _absorb(
         self, seq: int, start: int, hidden: torch.Tensor, following: tuple[int, ...], blocks: Sequence[int]
@@ -211,3 +217,7 @@ class HiddenRing:
             self._kv_start = start
         self._kv_end = start + hidden.shape[0]
         return HeadRows(seq, start, hidden, following, blocks, self._kv_start)
+
+
+def _joined(chunks: list[_Chunk]) -> torch.Tensor:
+    return chunks[0].hidden if len(chunks) == 1 else torch.cat([chunk.hidden for chunk in chunks])
