@@ -9,9 +9,13 @@ from pathlib import Path
 # were up to fifteen times as slow. It is read when torch is imported, hence here.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import hypothesis
 import pytest
 
 from engine.fetch import DEFAULT_MODEL, resolve_model
+
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

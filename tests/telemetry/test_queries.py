@@ -130,7 +130,7 @@ def test_a_query_that_takes_too_long_is_stopped_in_time(ask: Ask) -> None:
     begun = time.monotonic()
     with pytest.raises(QueryError, match=r"longer than 0\.3 s"):
         ask("SELECT sum(a.range * b.range) FROM range(10000000) a, range(10000000) b", seconds=0.3)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 30, "unhindered it takes hours"
 
 
 def test_a_query_that_wants_too_much_memory_ends_with_a_sentence_and_the_owner_lives(ask: Ask) -> None:
@@ -155,7 +155,7 @@ def test_a_run_can_be_looked_at_alone_in_tables_and_views(ask: Ask) -> None:
 
 def test_a_query_sees_what_was_recorded_a_moment_ago(telemetry: Telemetry) -> None:
     telemetry.take(StepStream(3, first_step=10_000).take(10))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while telemetry.query("SELECT max(step_id) FROM lane_steps").rows != ((10_009,),):
         assert time.monotonic() < deadline
 

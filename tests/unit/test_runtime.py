@@ -15,7 +15,7 @@ from engine.protocol.commands import Cancel, ChangeLever, Command, Limits, Shutd
 from engine.protocol.events import Delta, Event, Fatal, Finished, LeverChanged, Ready, Records, Snapshot, Token
 from engine.runtime.in_process import InProcessEngine
 from engine.runtime.loop import EngineLoop, MeteredRing, WakingInbox
-from engine.runtime.outbox import BatchOutbox, Flusher
+from engine.runtime.outbox import FLUSH_S, BatchOutbox, Flusher
 from engine.scheduler import Scheduler
 from telemetry.record import HealthRecord, RungRecord, StepRecord, decode
 from telemetry.ring import Ring
@@ -66,21 +66,23 @@ def test_events_leave_in_order_and_of_snapshots_only_the_newest() -> None:
     assert outbox.take() == []
 
 
-def test_an_event_after_a_pause_leaves_at_once_and_a_burst_leaves_in_batches() -> None:
+def test_an_event_after_a_pause_leaves_at_once_and_a_burst_leaves_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.runtime.outbox.IDLE_S", 60.0)
     outbox, found = BatchOutbox(), Collector()
     thread = flusher(outbox, found)
     thread.start()
-    start = time.monotonic()
+    time.sleep(0.05)
     outbox.send(delta(0))
-    found.wait(lambda events: len(events) == 1)
-    assert time.monotonic() - start < 0.2
+    found.wait(lambda events: len(events) == 1, 20)
+    start = time.monotonic()
     for number in range(1, 201):
         outbox.send(delta(number))
         time.sleep(0.0002)
-    found.wait(lambda events: len(events) == 201)
+    found.wait(lambda events: len(events) == 201, 30)
+    intervals = (time.monotonic() - start) / FLUSH_S
     thread.close()
     assert found.events == [delta(number) for number in range(201)]
-    assert len(found.batches) < 60
+    assert len(found.batches) <= intervals + 5
 
 
 def test_a_lever_change_is_recorded_before_it_is_acknowledged() -> None:
@@ -141,7 +143,10 @@ def loop_of(tick: ScriptedTick) -> tuple[EngineLoop, WakingInbox, BatchOutbox, M
     return EngineLoop(tick, inbox, outbox, ring, MonotonicClock(), lambda: 123), inbox, outbox, ring
 
 
-def test_the_loop_ticks_while_there_is_work_sleeps_without_and_wakes_for_a_command() -> None:
+def test_the_loop_ticks_while_there_is_work_sleeps_without_and_wakes_for_a_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine.runtime.loop.IDLE_WAIT_S", 60.0)
     tick = ScriptedTick(work=5)
     loop, _, _, _ = loop_of(tick)
     thread = threading.Thread(target=loop.run)
@@ -151,7 +156,7 @@ def test_the_loop_ticks_while_there_is_work_sleeps_without_and_wakes_for_a_comma
     begun = time.monotonic()
     loop.put(Cancel(request_id="r"))
     while not tick.seen:
-        assert time.monotonic() - begun < 0.5
+        assert time.monotonic() - begun < 20
         time.sleep(0.001)
     loop.stop()
     thread.join(5)
