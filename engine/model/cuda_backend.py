@@ -114,7 +114,7 @@ class CudaBackend:
             logits = self._heads(wanted, cursor, batch)
         hidden = None
         if batch.taps:
-            hidden = self.buffers.streams[[tap + 1 for tap in batch.taps], :count].transpose(0, 1)
+            hidden = torch.stack([self.buffers.streams[tap + 1, :count] for tap in batch.taps], 1)
         argmax = self.buffers.ring[cursor : cursor + len(wanted)]
         return Output(argmax, None if batch.greedy else logits, hidden)
 
