@@ -104,8 +104,13 @@ def drafts_of(
     items: Sequence[HeadItem], tokens: Sequence[torch.Tensor], sure: Sequence[torch.Tensor], conf_min: float
 ) -> list[Draft]:
     """Cut each item's chain at its count and before the first draft below `conf_min`."""
-    chains: list[list[int]] = torch.stack(list(tokens), 1).tolist()
-    confidences: list[list[float]] = torch.stack(list(sure), 1).tolist()
+    return cut_chains(items, torch.stack(list(tokens), 1).tolist(), torch.stack(list(sure), 1).tolist(), conf_min)
+
+
+def cut_chains(
+    items: Sequence[HeadItem], chains: list[list[int]], confidences: list[list[float]], conf_min: float
+) -> list[Draft]:
+    """The same from plain numbers, a list of drafts per item."""
     drafts = []
     for item, chain, confidence in zip(items, chains, confidences, strict=True):
         low = next((i for i, value in enumerate(confidence) if value < conf_min), len(chain))

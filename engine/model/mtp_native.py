@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import quantize
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from engine.core.device import Draft, DrafterName
 from engine.model.head_file import HeadFile
-from engine.model.head_memory import drafts_of
+from engine.model.head_memory import cut_chains
 from engine.model.heads import HeadItem, HeadRows
 from engine.model.kv import PagedKV
 from engine.model.load import rope_frequencies
@@ -22,15 +22,31 @@ from engine.model.mtp_head import DRAFT_VOCABULARY, MTPShape
 from engine.model.native.library import KvType, NativeModel, QuantType, ShapeArgs, StepArgs
 from engine.model.native_backend import NativeBackend
 
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    """Where the rows of a call lie. Positions count from the first block that a sequence's head has no hole in: the
-    rotation sees distances only, and the kernels read everything from position 0."""
 
-    offsets: np.ndarray[tuple[int], np.dtype[np.int32]]
-    starts: np.ndarray[tuple[int], np.dtype[np.int32]]
-    tables: np.ndarray[tuple[int, int], np.dtype[np.int32]]
+class _Arrays:
+    """What the kernels read and write, made once: the call's arguments hold the addresses and stay as they are."""
+
+    def __init__(self, rows: int, items: int, blocks: int, hidden: int, taps: int, ids: int) -> None:
+        self.rows, self.items, self.blocks = rows, items, blocks
+        self.offsets, self.starts, self.last = (np.zeros(n, np.int32) for n in (items + 1, items, items))
+        self.table = np.zeros(blocks, np.int32)
+        self.following = np.zeros(rows, np.int64)
+        self.embedded = np.zeros((rows, hidden), np.float32)
+        self.fused = np.zeros((rows, (taps + 1) * hidden), np.float32)
+        self.inputs, self.hidden = (np.zeros((rows, hidden), np.float32) for _ in range(2))
+        self.normed = np.zeros((items, hidden), np.float32)
+        self.logits = np.zeros((items, ids), np.float32)
+        self.argmax = np.zeros(items, np.int64)
+        self.layer = np.zeros(1, np.int32)
+        at = {name: array.ctypes.data for name, array in vars(self).items() if isinstance(array, np.ndarray)}
+        self.at = at
+        self.args = StepArgs(
+            rows, items, items, 1, 1, 0, None, at["offsets"], at["starts"], at["table"], at["last"], at["layer"],
+            at["layer"], at["hidden"], at["logits"], at["argmax"], None, at["inputs"],
+        )  # fmt: skip
 
 
 class NativeMTPHead:
@@ -55,7 +71,8 @@ class NativeMTPHead:
         embedded = backend.embed(self._ids)
         self._fill(file.tensors, embedded if config.tied_embeddings else _head_rows(backend, self._ids))
         self._set_fusion(file.tensors, embedded)
-        self._layers = np.zeros(1, np.int32)
+        self._numbers: IntArray = self._ids.numpy()
+        self._arrays = _Arrays(16, 1, 64, s.hidden_size, len(s.taps), len(self._ids))
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -67,74 +84,77 @@ class NativeMTPHead:
 
     def extend(self, rows: Sequence[HeadRows]) -> None:
         """Absorb rows without drafting."""
-        self._step(self._fused(rows), self._places(rows), np.zeros(0, np.int32))
+        self._absorb(rows, wanted=0)
 
     def propose(self, items: Sequence[HeadItem], conf_min: float) -> list[Draft]:
         """Draft up to each item's `count`, stopping before a draft less sure than `conf_min`."""
-        runs = [item.rows for item in items]
-        places = self._places(runs)
-        last = places.offsets[1:] - 1
-        hidden, logits, index = self._step(self._fused(runs), places, last)
-        hidden = hidden[torch.from_numpy(last).long()]
-        ends = places.starts + np.diff(places.offsets)
-        one_each = np.arange(len(items) + 1, dtype=np.int32)
-        size = self._cache.block_size
-        room = min(len(run.blocks) - run.kv_start // size for run in runs) * size  # positions count like `ends`
+        runs, count, size = [item.rows for item in items], len(items), self._cache.block_size
+        room = min(len(run.blocks) - run.kv_start // size for run in runs) * size
+        a, width = self._absorb(runs, wanted=count)
+        newest = a.hidden[a.last[:count]]
+        a.starts[:count] += np.diff(a.offsets[: count + 1])  # from here on the position after the newest row
+        a.offsets[: count + 1], a.last[:count] = np.arange(count + 1), np.arange(count)
         tokens, sure = [], []
         for step in range(max(item.count for item in items)):
             if step:
-                if int(ends.max()) + step > room:
+                if int(a.starts[:count].max()) >= room:
                     break
-                x = self._again(self._plain_norm(hidden)) + self._token_part[index]
-                hidden, logits, index = self._step(
-                    x, _Places(one_each, (ends + step - 1).astype(np.int32), places.tables), one_each[:-1]
-                )
-            tokens.append(self._ids[index])
-            sure.append(_chance_of_best(logits, index))
-            if bool((sure[-1] < conf_min).all()):
+                self._draft_again(a, newest, count, width)
+                newest = a.hidden[:count]
+                a.starts[:count] += 1
+            tokens.append(self._numbers[a.argmax[:count]])
+            sure.append(_chance_of_best(a.logits[:count], a.argmax[:count]))
+            if conf_min > 0 and bool((sure[-1] < conf_min).all()):
                 break
-        return drafts_of(items, tokens, sure, conf_min)
+        chains, chances = np.stack(tokens, 1).tolist(), np.stack(sure, 1).tolist()
+        return cut_chains(items, chains, chances, conf_min)
 
-    def _fused(self, rows: Sequence[HeadRows]) -> torch.Tensor:
-        """Inputs of the block for absorbed rows, `[rows, hidden]`."""
-        hidden = rows[0].hidden if len(rows) == 1 else torch.cat([run.hidden for run in rows])
-        following = torch.tensor([token for run in rows for token in run.next_tokens])
-        taps = self._plain_norm(hidden.float()).flatten(1)
-        return self._first(torch.cat((taps, self._plain_norm(self._backend.embed(following))), 1))
-
-    def _places(self, rows: Sequence[HeadRows]) -> _Places:
+    def _absorb(self, runs: Sequence[HeadRows], wanted: int) -> tuple[_Arrays, int]:
+        """The block over all rows of `runs`: hidden rows of all, with `wanted` the logits of each run's last; also
+        returns the width of the block tables."""
         size = self._cache.block_size
-        first = [run.kv_start // size for run in rows]
-        width = max(len(run.blocks) - skip for run, skip in zip(rows, first, strict=True))
-        tables = np.zeros((len(rows), width), np.int32)
-        for table, run, skip in zip(tables, rows, first, strict=True):
-            table[: len(run.blocks) - skip] = run.blocks[skip:]
-        starts = [run.start - skip * size for run, skip in zip(rows, first, strict=True)]
-        offsets = np.cumsum([0, *(run.hidden.shape[0] for run in rows)])
-        return _Places(offsets.astype(np.int32), np.array(starts, np.int32), tables)
+        skipped = [run.kv_start // size for run in runs]
+        width = max(len(run.blocks) - skip for run, skip in zip(runs, skipped, strict=True))
+        rows = sum(len(run.next_tokens) for run in runs)
+        a = self._sized(rows, len(runs), width * len(runs))
+        end, tables = 0, a.table[: width * len(runs)].reshape(len(runs), width)
+        for i, (run, skip) in enumerate(zip(runs, skipped, strict=True)):
+            a.following[end : end + len(run.next_tokens)] = run.next_tokens
+            self._norm_taps(run.hidden, a.fused[end : end + len(run.next_tokens)])
+            tables[i, : len(run.blocks) - skip] = run.blocks[skip:]
+            tables[i, len(run.blocks) - skip :] = 0
+            a.starts[i] = run.start - skip * size  # the rotation sees distances only, so positions may start anywhere
+            end += len(run.next_tokens)
+            a.offsets[i + 1], a.last[i] = end, end - 1
+        self._backend.model.embed(a.at["following"], rows, a.at["embedded"])
+        _norm(a.embedded[:rows], a.fused[:rows, -self._shape.hidden_size :], self._shape.rms_eps)
+        self._first(a.fused, a.inputs, rows)
+        self._step(a, rows, len(runs), wanted, width)
+        return a, width
 
-    def _step(
-        self, inputs: torch.Tensor, places: _Places, wanted: np.ndarray[tuple[int], np.dtype[np.int32]]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The block over `inputs` `[rows, hidden]`: its output for all, logits and argmax for the wanted rows."""
-        rows, count = inputs.shape[0], len(wanted)
-        hidden = torch.empty(rows, self._shape.hidden_size)
-        logits, argmax = torch.empty(count, len(self._ids)), torch.empty(count, dtype=torch.int64)
-        inputs, wanted = inputs.contiguous(), np.ascontiguousarray(wanted)
-        self._model.step(
-            StepArgs(
-                rows, len(places.starts), count, 1, 1, places.tables.shape[1], None, places.offsets.ctypes.data,
-                places.starts.ctypes.data, places.tables.ctypes.data, wanted.ctypes.data, self._layers.ctypes.data,
-                self._layers.ctypes.data, hidden.data_ptr(), logits.data_ptr(), argmax.data_ptr(), None,
-                inputs.data_ptr(),
-            )
-        )  # fmt: skip
-        return hidden, logits, argmax
+    def _draft_again(self, a: _Arrays, newest: FloatArray, count: int, width: int) -> None:
+        """One more draft per item after those in `a.argmax`, from the block's own output."""
+        _norm(newest, a.normed[:count], self._shape.rms_eps)
+        self._again(a.normed, a.inputs, count)
+        a.inputs[:count] += self._token_part[a.argmax[:count]]
+        self._step(a, count, count, count, width)
 
-    def _plain_norm(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.numpy()
-        scale = 1.0 / np.sqrt(np.square(rows).mean(-1, keepdims=True) + self._shape.rms_eps)
-        return torch.from_numpy(rows * scale)
+    def _norm_taps(self, hidden: torch.Tensor, to: FloatArray) -> None:
+        taps = hidden.numpy()
+        _norm(taps, to[:, : taps.shape[1] * taps.shape[2]].reshape(taps.shape), self._shape.rms_eps)
+
+    def _step(self, a: _Arrays, rows: int, segments: int, wanted: int, width: int) -> None:
+        args = a.args
+        args.rows, args.segments, args.logit_rows, args.table_width = rows, segments, wanted, width
+        self._model.step(args)
+
+    def _sized(self, rows: int, items: int, blocks: int) -> _Arrays:
+        """The arrays, grown where they are too small."""
+        had = self._arrays
+        if rows > had.rows or items > had.items or blocks > had.blocks:
+            wider = [max(old, 2 * new) for old, new in ((had.rows, rows), (had.items, items), (had.blocks, blocks))]
+            self._arrays = _Arrays(*wider, self._shape.hidden_size, len(self._shape.taps), len(self._ids))
+        return self._arrays
 
     def _set_fusion(self, tensors: dict[str, torch.Tensor], embedded: torch.Tensor) -> None:
         """Norm weights go into the matrices, and every drafted token's share of a later step is known beforehand."""
@@ -142,7 +162,8 @@ class NativeMTPHead:
         norms = torch.cat((tensors["tap_norms"].flatten(), tensors["token_norm"]))
         self._first = _FewRows(tensors["first"] * norms, self._model.variant)
         self._again = _FewRows(tensors["again"][:, :d] * tensors["again_norm"], self._model.variant)
-        self._token_part = self._plain_norm(embedded) @ (tensors["again"][:, d:] * tensors["token_norm"]).t()
+        normed = functional.rms_norm(embedded, (d,), None, self._shape.rms_eps)
+        self._token_part: FloatArray = (normed @ (tensors["again"][:, d:] * tensors["token_norm"]).t()).numpy()
 
     def _fill(self, tensors: dict[str, torch.Tensor], rows: torch.Tensor) -> None:
         s = self._shape
@@ -158,12 +179,19 @@ class NativeMTPHead:
             self._model.set_matrix(layer, name, QuantType.Q8_0, _q8(matrix), matrix.shape[1])
 
 
-def _chance_of_best(logits: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def _norm(x: FloatArray, to: FloatArray, eps: float) -> None:
+    """Rows of `x` `[..., hidden]` over their root mean square, into `to`."""
+    scale = 1.0 / np.sqrt(np.einsum("...i,...i->...", x, x) / x.shape[-1] + eps)
+    np.multiply(x, scale[..., None], out=to)
+
+
+def _chance_of_best(logits: FloatArray, chosen: IntArray) -> FloatArray:
     """Softmax probability of the chosen ids `[rows]`; in numpy, since a torch reduction of this size wakes its own
     threads and waits for every one of them (17 ms instead of 0.02 ms where the cores are busy)."""
-    rows = logits.numpy()
-    best = rows[np.arange(len(rows)), index.numpy()]
-    return torch.from_numpy(1.0 / np.exp(rows - best[:, None]).sum(1))
+    rest = logits - logits[np.arange(len(chosen)), chosen][:, None]
+    np.exp(rest, out=rest)
+    chances: FloatArray = 1.0 / rest.sum(1)
+    return chances
 
 
 class _FewRows:
@@ -178,13 +206,12 @@ class _FewRows:
         self._model = NativeModel(shape, table, table, variant)
         self._model.set_matrix(-1, "token_embd", QuantType.Q8_0, _q8(matrix), matrix.shape[1])
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > self._MANY:
-            return functional.linear(x, self._matrix)
-        x = x.contiguous()
-        out = torch.empty(x.shape[0], self._matrix.shape[0])
-        self._model.head(x.data_ptr(), x.shape[0], out.data_ptr())
-        return out
+    def __call__(self, x: FloatArray, to: FloatArray, rows: int) -> None:
+        """The first `rows` rows of both, which are contiguous."""
+        if rows > self._MANY:
+            to[:rows] = functional.linear(torch.from_numpy(x[:rows]), self._matrix).numpy()
+        else:
+            self._model.head(x.ctypes.data, rows, to.ctypes.data)
 
 
 def _q8(matrix: torch.Tensor) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
