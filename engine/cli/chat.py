@@ -42,6 +42,8 @@ def chat(
     """Chat with MODEL (a known name, a GGUF file or a Hugging Face directory)."""
     lever_values(options, preset)
     question = _question(prompt)
+    if question is None and conversation:
+        _check_saved(conversation)
     if question is None and not sys.stdout.isatty():
         raise click.UsageError("The screen needs a terminal; give a prompt with -p or through a pipe.")
     if url:
@@ -54,6 +56,19 @@ def chat(
 
 def _once(system: str | None, max_tokens: int | None, temperature: float | None, as_json: bool) -> dict[str, Any]:
     return {"system": system, "max_tokens": max_tokens, "temperature": temperature, "as_json": as_json}
+
+
+def _check_saved(name: str) -> None:
+    """Before anything is started. Raises `Failure` for a conversation that is not there."""
+    from tui.sessions import SessionError, Store
+
+    store = Store()
+    try:
+        store.read(name)
+    except SessionError:
+        known = ", ".join(repr(saved.title or saved.id) for saved in store.saved()[:8])
+        there = f"there are: {known}" if known else "none is saved yet"
+        raise Failure(f"There is no saved conversation {name!r}; {there}.") from None
 
 
 def _question(prompt: str | None) -> str | None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -14,6 +15,7 @@ import pytest
 
 from engine.cli.main import COMMANDS, CommandTable, cli, main
 from engine.levers.catalog import LEVERS
+from tui.sessions import Store, new_conversation
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -178,3 +180,15 @@ def test_a_reader_that_closes_the_pipe_is_no_traceback(tmp_path: Path) -> None:
     found = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in found.stderr
     assert found.stdout
+
+
+def test_a_conversation_that_is_not_saved_is_one_sentence_before_anything_starts(run: Run) -> None:
+    code, out, err = run("chat", "--conversation", "nope")
+    assert (code, out) == (1, "")
+    assert err == "Error: There is no saved conversation 'nope'; none is saved yet.\n"
+    store = Store()
+    store.write(replace(new_conversation(0.0), title="Birds"))
+    _, _, err = run("chat", "--conversation", "nope")
+    assert err == "Error: There is no saved conversation 'nope'; there are: 'Birds'.\n"
+    code, _, err = run("chat", "--conversation", "Birds")
+    assert code == 2, "it is there, but the screen needs a terminal"
