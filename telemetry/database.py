@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import sys
@@ -15,6 +16,7 @@ from telemetry.recovery import is_unsettled, settle
 from telemetry.schema import SCHEMA_VERSION
 from telemetry.views import create_views, has_views
 
+log = logging.getLogger("metrale.telemetry")
 Connection = duckdb.DuckDBPyConnection
 MEMORY_MB = 1024
 
@@ -64,7 +66,10 @@ def open_owned(path: Path, memory_mb: int = MEMORY_MB) -> Connection:
         connection.close()
         if isinstance(error, SchemaTooNewError):
             raise DatabaseUnreadableError(str(error)) from None
-        raise DatabaseUnreadableError(f"{path} cannot be used as the database: {first_line(error)}") from error
+        raise unreadable(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
@@ -78,11 +83,15 @@ def open_for_reading(path: Path) -> Connection:
             f"There is no database at {path}: start the engine once, or name a file with --db."
         )
     connection = _connect(path, read_only=True)
-    if version_of(connection) < SCHEMA_VERSION or is_unsettled(connection, path) or not has_views(connection):
+    try:
+        if version_of(connection) < SCHEMA_VERSION or is_unsettled(connection, path) or not has_views(connection):
+            connection.close()
+            open_owned(path).close()
+            connection = _connect(path, read_only=True)
+        lock_down(connection)
+    except duckdb.Error as error:
         connection.close()
-        open_owned(path).close()
-        connection = _connect(path, read_only=True)
-    lock_down(connection)
+        raise unreadable(path, error) from error
     return connection
 
 
@@ -106,7 +115,18 @@ def _connect(path: Path, read_only: bool) -> Connection:
             raise DatabaseLockedError(path, pid) from error
         if isinstance(error, duckdb.ConnectionException):
             raise DatabaseLockedError(path, os.getpid()) from error
-        raise DatabaseUnreadableError(f"{path} cannot be opened as the database: {_explain(path, error)}") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: Exception) -> DatabaseUnreadableError:
+    """DuckDB's own words stay in the cause of the error and in the log: they do not say what to do."""
+    log.debug("%s: %s", path, error)
+    return DatabaseUnreadableError(f"{path} cannot be opened as the database: {_explain(path, error)}")
+
+
+def fits_no_table(error: Exception) -> bool:
+    """A table or column that this version expects is not there."""
+    return isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException)
 
 
 def _explain(path: Path, error: Exception) -> str:
@@ -116,7 +136,15 @@ def _explain(path: Path, error: Exception) -> str:
         return "this user may not read and write it; change its owner or choose another file with --db."
     if not path.exists() and not os.access(path.parent, os.W_OK):
         return "this user may not write in its directory; choose another file with --db."
-    return f"{first_line(error)}; move it away or choose another file with --db."
+    if fits_no_table(error):
+        what = "its tables are not those of this version, an unfinished or foreign program made them"
+    elif "version number" in str(error):
+        what = "another version of DuckDB wrote it"
+    elif isinstance(error, OSError):
+        what = (error.strerror or type(error).__name__).lower()
+    else:
+        what = "it is no DuckDB file, or damaged"
+    return f"{what}; move it away or choose another file with --db."
 
 
 def first_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -17,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from telemetry.beat import Beat
-from telemetry.database import Connection, StoreError, first_line, open_owned
+from telemetry.database import Connection, StoreError, first_line, fits_no_table, open_owned, unreadable
 from telemetry.journal import Journal
 from telemetry.migrations import scalar
 from telemetry.record import AnyRecord
@@ -39,6 +40,7 @@ _ROOM_BYTES = 8 * 1024 * 1024
 _MAINTAIN_EVERY_S = 3600.0
 KEEP = Retention()
 
+log = logging.getLogger("metrale.telemetry")
 Clock = Callable[[], int]
 
 _REFUSED = (
@@ -347,6 +349,9 @@ class Store:
             self._journal = Journal(self.path)
             self._beat = Beat(self.path, session)
             self._identity = _identity(self.path)
+        except duckdb.Error as error:
+            self._drop_connection()
+            raise unreadable(self.path, error) from error
         except BaseException:
             self._drop_connection()
             raise
@@ -430,7 +435,15 @@ class Store:
             return f"The disk of {self.path} is full: free some space, recording resumes by itself."
         if not os.access(directory, os.W_OK) or not os.access(self.path, os.W_OK):
             return f"The database {self.path} may not be written: make it writable, recording resumes by itself."
-        return f"The database {self.path} cannot be written, recording is retried: {first_line(error)}."
+        log.debug("%s: %s", self.path, error)
+        if fits_no_table(error):
+            return (
+                f"The tables of {self.path} are not those of this version: move the file away, recording begins again "
+                "in a new one."
+            )
+        if isinstance(error, OSError):
+            return f"The database {self.path} cannot be written, recording is retried: {first_line(error)}."
+        return f"The database {self.path} cannot be written: recording is retried; if it goes on, move the file away."
 
     def _drop_connection(self) -> None:
         with self._database_guard:

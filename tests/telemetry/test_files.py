@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,50 @@ def test_a_file_of_a_newer_schema_is_refused_with_what_to_do(tmp_path: Path) -> 
     connection.close()
     with pytest.raises(DatabaseUnreadableError, match="newer Metrale"):
         open_owned(path)
+
+
+def _unfinished(path: Path, change: str) -> None:
+    """A file that says it has the current schema, and has not."""
+    connection = duckdb.connect(str(path))
+    migrate(connection)
+    connection.execute(change)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE gate_decisions DROP COLUMN plain_tokens_per_s",
+        "DROP TABLE runs",
+        "DROP TABLE request_keys",
+        "DROP TABLE schema_version; CREATE TABLE schema_version (other INTEGER)",
+    ],
+)
+@pytest.mark.parametrize("opened", [Store, open_owned, open_for_reading])
+def test_a_file_without_the_tables_of_its_schema_is_refused_in_a_sentence_with_what_to_do(
+    tmp_path: Path, change: str, opened: Callable[[Path], Any]
+) -> None:
+    path = tmp_path / "unfinished.duckdb"
+    _unfinished(path, change)
+    with pytest.raises(DatabaseUnreadableError) as refused:
+        opened(path)
+    assert str(refused.value) == (
+        f"{path} cannot be opened as the database: its tables are not those of this version, an unfinished or foreign "
+        "program made them; move it away or choose another file with --db."
+    )
+
+
+def test_a_table_that_lacks_what_is_written_is_said_in_a_sentence_with_what_to_do(
+    open_store: OpenStore, tmp_path: Path
+) -> None:
+    path = tmp_path / "unfinished.duckdb"
+    _unfinished(path, "ALTER TABLE flushes DROP COLUMN queued")
+    store = open_store(path)
+    store.put([run_record("r")])
+    store.flush(1.0)
+    assert store.trouble == (
+        f"The tables of {path} are not those of this version: move the file away, recording begins again in a new one."
+    )
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
