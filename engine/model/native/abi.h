@@ -43,5 +43,20 @@ struct StepArgs {
     const float* inputs;           // [rows, hidden] in place of the tokens' embeddings (draft heads); null: embed
 };
 
+// All drafts of a head. The arrays that `step` reads are written between its steps, hence once more without const.
+struct DraftArgs {
+    StepArgs step;            // of the absorbed rows; `tokens` is what followed each of them
+    int32_t taps, drafts;     // target layers per row; drafts wanted per segment, 0: absorb only
+    float chance_min;
+    int32_t made;             // out
+    const float* tap_rows;    // [rows, taps, hidden]
+    const float* token_part;  // [vocab, hidden] what a drafted token adds to the next input
+    float* fused;             // [rows, (taps + 1) * hidden]
+    float* inputs;            // = step.inputs
+    int32_t *offsets, *starts, *newest;  // = step.row_offsets, step.starts, step.logit_row_ids
+    int64_t* drafted;         // [drafts, segments]
+    float* chances;           // [drafts, segments]
+};
+
 // Parts of a step that the profile tells apart.
 enum Part : int32_t { kPartEmbed, kPartNorm, kPartQkv, kPartRope, kPartAttention, kPartOut, kPartGateUp, kPartDown, kPartHead, kPartWait, kParts };

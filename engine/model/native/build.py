@@ -43,7 +43,7 @@ class Unit:
 
 def units(machine: str) -> tuple[Unit, ...]:
     """What is compiled for a machine type as `platform.machine` names it."""
-    plain = tuple(Unit(name, f"{name}.cpp") for name in ("check", "model", "pack", "pool", "scratch"))
+    plain = tuple(Unit(name, f"{name}.cpp") for name in ("check", "draft", "model", "pack", "pool", "scratch"))
     variants = [_variant("portable", "portable")]
     if machine.lower() in ("x86_64", "amd64"):
         variants += [

@@ -70,6 +70,17 @@ class StepArgs(ctypes.Structure):
     ]
 
 
+class DraftArgs(ctypes.Structure):
+    _fields_ = [
+        ("step", StepArgs),
+        *((name, c_int32) for name in ("taps", "drafts")),
+        ("chance_min", c_float),
+        ("made", c_int32),
+        *((name, c_void_p) for name in ("tap_rows", "token_part", "fused", "inputs", "offsets", "starts", "newest")),
+        *((name, c_void_p) for name in ("drafted", "chances")),
+    ]
+
+
 @cache
 def load(path: Path | None = None) -> ctypes.CDLL:
     """The library with its signatures, built first where no path is given.
@@ -85,6 +96,8 @@ def load(path: Path | None = None) -> ctypes.CDLL:
     _declare(library.metrale_set_matrix, c_int, model, POINTER(MatrixArgs))
     _declare(library.metrale_set_vector, c_int, model, c_int32, c_int32, c_void_p, c_int32)
     _declare(library.metrale_set_cache, c_int, model, c_int32, c_void_p, c_void_p)
+    _declare(library.metrale_borrow_threads, c_int, model, model)
+    _declare(library.metrale_draft, c_int, model, model, model, model, POINTER(DraftArgs))
     _declare(library.metrale_step, c_int, model, POINTER(StepArgs))
     _declare(library.metrale_embed, c_int, model, c_void_p, c_int64, c_void_p)
     _declare(library.metrale_head, c_int, model, c_void_p, c_int64, c_void_p)
@@ -120,6 +133,7 @@ class NativeModel:
             raise NativeError(f"the rotary tables are {cos.shape} and {sin.shape} and should be {wanted}")
         self.variant = variant or names[0]
         self.shape = shape
+        self._owner: NativeModel | None = None
         self._tables = (np.ascontiguousarray(cos, np.float32), np.ascontiguousarray(sin, np.float32))
         at = [table.ctypes.data for table in self._tables]
         self._handle: int | None = self.library.metrale_open(ctypes.byref(shape), names.index(self.variant), *at)
@@ -157,6 +171,17 @@ class NativeModel:
         `[num_blocks, block_size, kv_heads, head_dim]`."""
         self._check(self.library.metrale_set_cache(self.handle, layer, keys, values))
 
+    def borrow_threads(self, owner: NativeModel) -> None:
+        """Work with the threads of `owner` instead of own ones; nothing runs here once `owner` is closed."""
+        self._check(self.library.metrale_borrow_threads(self.handle, owner.handle))
+        self._owner = owner
+
+    def draft(self, target: NativeModel, first: NativeModel, again: NativeModel, args: DraftArgs) -> None:
+        """Absorb rows into this one-layer model and draft from them; pointers are trusted as in `step`."""
+        self._check(
+            self.library.metrale_draft(self.handle, target.handle, first.handle, again.handle, ctypes.byref(args))
+        )
+
     def step(self, args: StepArgs) -> None:
         """Run a step; pointers in `args` are trusted, every number behind them is checked."""
         self._check(self.library.metrale_step(self.handle, ctypes.byref(args)))
@@ -169,7 +194,7 @@ class NativeModel:
 
     @property
     def handle(self) -> int:
-        if self._handle is None:
+        if self._handle is None or (self._owner is not None and self._owner._handle is None):
             raise NativeError("the model is closed")
         return self._handle
 

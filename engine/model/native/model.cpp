@@ -95,7 +95,7 @@ METRALE_API Model* metrale_open(const ShapeArgs* shape, int32_t variant, const f
 }
 
 METRALE_API void metrale_close(Model* model) {
-    delete model->pool;
+    if (!model->borrows_pool) delete model->pool;
     delete[] model->layers;
     free(model->scratch.memory);
     delete model;
@@ -134,12 +134,22 @@ METRALE_API int metrale_set_cache(Model* model, int32_t layer, void* keys, void*
     return 0;
 }
 
+// From now on the threads of `owner`, which outlives `model`, do its work: two sets would keep each other off the cores.
+METRALE_API int metrale_borrow_threads(Model* model, const Model* owner) {
+    if (model->scratch.memory != nullptr || model->borrows_pool) return fail(*model, "threads are borrowed once, before any step");
+    delete model->pool;
+    model->pool = owner->pool;
+    model->borrows_pool = true;
+    return 0;
+}
+
 METRALE_API int metrale_step(Model* model, const StepArgs* args) {
     if (check_ready(*model) || check_step(*model, *args) || make_room(*model, args->rows, args->logit_rows)) return 1;
     locate_rows(*model, *args);
-    model->pool->begin_step();
+    // Whether workers help is learnt from the steps of their owner alone: a draft's are too short to judge by.
+    if (!model->borrows_pool) model->pool->begin_step();
     model->variant->step(*model, *args);
-    model->pool->end_step();
+    if (!model->borrows_pool) model->pool->end_step();
     return 0;
 }
 

@@ -80,6 +80,7 @@ struct Model {
     const float *cos = nullptr, *sin = nullptr;  // [max_context, head_dim / 2]
     Scratch scratch;
     Pool* pool = nullptr;
+    bool borrows_pool = false;
     Arena arena;
     char error[256] = {};
 
@@ -95,6 +96,8 @@ struct Variant {
     void (*step)(Model&, const StepArgs&);
     void (*embed)(const Model&, const int64_t* tokens, int64_t count, float* out);
     void (*head)(Model&, const float* hidden, int64_t rows, float* logits);
+    void (*norm)(const float* x, int count, float eps, float* to);  // x over its root mean square; `to` may be x
+    float (*exponentials)(const float* x, int64_t count, float top);  // sum of exp(x - top)
 };
 
 struct Range {

@@ -32,7 +32,21 @@ void run_head(Model& model, const float* hidden, int64_t rows, float* logits) {
     });
 }
 
+void run_norm(const float* x, int count, float eps, float* to) {
+    const F scale = splat(inverse_rms(x, count, eps));
+    for (int i = 0; i < count; i += kTile) store(to + i, load(x + i) * scale);
+}
+
+float run_exponentials(const float* x, int64_t count, float top) {
+    F total = splat(0.0f);
+    const int64_t whole = count / kTile * kTile;
+    for (int64_t i = 0; i < whole; i += kTile) total = total + exponential(load(x + i) - splat(top));
+    float rest = 0.0f;
+    for (int64_t i = whole; i < count; ++i) rest += __builtin_expf(x[i] - top);
+    return sum(total) + rest;
+}
+
 }  // namespace
 
 extern const Variant METRALE_VARIANT;
-const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_embed, run_head};
+const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_embed, run_head, run_norm, run_exponentials};
