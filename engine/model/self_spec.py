@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
+import numpy as np
 import torch
 
 from engine.core.device import Draft, DraftItem
@@ -68,11 +69,10 @@ def draft_with_layers(
     chains = [_Chain(item, min(item.count, _room(backend, item))) for item in items]
     running = [chain for chain in chains if chain.wanted > 0]
     while running:
-        logits = backend.run(_batch(backend, running, layers)).logits
-        if logits is None:
+        output = backend.run(_batch(backend, running, layers))
+        if output.logits is None:
             raise RuntimeError(f"backend {backend.name} returned no logits for a draft")
-        best = torch.softmax(logits, -1).max(-1)
-        drafted = zip(running, best.indices.tolist(), best.values.tolist(), strict=True)
+        drafted = zip(running, output.argmax.tolist(), _chances(output.logits, output.argmax), strict=True)
         running = [chain for chain, token, prob in drafted if _grow(chain, token, prob, conf_min)]
     return [Draft(tuple(chain.tokens), tuple(chain.confidences)) for chain in chains]
 
@@ -84,6 +84,16 @@ def _grow(chain: _Chain, token: int, prob: float, conf_min: float) -> bool:
     chain.tokens.append(token)
     chain.confidences.append(prob)
     return len(chain.tokens) < chain.wanted
+
+
+def _chances(logits: torch.Tensor, chosen: torch.Tensor) -> list[float]:
+    """Softmax probability of each row's chosen id; on a CPU in numpy, where no pool of threads is woken for it."""
+    best = logits.gather(-1, chosen[:, None])
+    if logits.is_cuda:
+        return [float(chance) for chance in (1.0 / (logits - best).exp().sum(-1)).tolist()]
+    rest = logits.numpy() - best.numpy()
+    np.exp(rest, out=rest)
+    return [float(chance) for chance in 1.0 / rest.sum(1)]
 
 
 def _room(backend: Backend, item: DraftItem) -> int:
