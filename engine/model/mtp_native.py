@@ -162,7 +162,7 @@ class NativeMTPHead:
 
 def _matrix(matrix: torch.Tensor, target: NativeModel) -> NativeModel:
     """A model that is nothing but this matrix `[out, in]`, as its head."""
-    shape = ShapeArgs(1, matrix.shape[1], 32, 1, 1, 32, matrix.shape[0], 1, 16, 1, KvType.F32, 1, 1e-5, 1.0)
+    shape = ShapeArgs(1, matrix.shape[1], 32, 1, 1, 32, matrix.shape[0], 1, 16, 1, KvType.F32, 1, 1e-5, 1.0, WIDE_ABOVE)
     table = np.zeros((1, 16), np.float32)
     model = NativeModel(shape, table, table, target.variant)
     model.set_matrix(-1, "token_embd", QuantType.Q8_0, _q8(matrix), matrix.shape[1])
