@@ -17,5 +17,9 @@ class Vocabulary:
     special: Mapping[str, int] = field(default_factory=dict)
     """Special tokens by their spelling, e.g. `<think>`; a model without one switches its stage off."""
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of an id; none for the ids that pad a model's vocabulary beyond its tokenizer."""
+        return self.token_bytes[token] if token < len(self.token_bytes) else b""
+
     def id_of(self, name: str) -> int | None:
         return self.special.get(name)

@@ -123,7 +123,7 @@ def plan_rows(seq: Sequence, vocabulary: Vocabulary, drafts: Seq[int] = ()) -> t
     if drafts:
         state = state.fork()
     for token in drafts:
-        state.advance(token, vocabulary.token_bytes[token])
+        state.advance(token, vocabulary.bytes_of(token))
         plans.append(_edited_plan(seq, state, vocabulary))
     return tuple(plans)
 

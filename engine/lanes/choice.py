@@ -21,7 +21,7 @@ from telemetry.names import GateReason, Lane, Refusal
 from telemetry.record import RungRecord
 
 Refusals = tuple[tuple[str, str], ...]
-COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 ORDER = (DrafterName.NGRAM, DrafterName.SELF, DrafterName.MTP, DrafterName.DFLASH)
 
 

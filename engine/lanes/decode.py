@@ -89,10 +89,13 @@ class Decode:
         if result is None:
             return
         returned = engine.ctx.clock.now_ns()
-        if drafted.any:
-            self._shadow.check(engine, step, segments, result)
+        try:
+            observed_ns = self._shadow.check(engine, step, segments, result) if drafted.any else 0
+        except DeviceError as error:
+            fail(engine, seqs, str(error))
+            return
         work = self._commit(engine, seqs, segments, result, drafted, step)
-        timing = Timing(started, drafted_at, returned, result.device_us)
+        timing = Timing(started, drafted_at, returned, result.device_us, observed_ns)
         rows = sum(len(segment.tokens) for segment in segments)
         ended = record_step(
             engine, drafted.lane, step, timing, work, rows=rows, width=len(seqs), k=drafted.k, k_reason=drafted.k_reason

@@ -33,15 +33,17 @@ class Drafting:
     def __init__(self) -> None:
         self.observer: MatchObserver | None = None
         """Told of every emitted token whether a copy would have guessed it."""
+        self._settings: tuple[int, NgramSettings] | None = None
         self._histories: WeakKeyDictionary[Sequence, History] = WeakKeyDictionary()
 
     def history(self, engine: EngineState, seq: Sequence) -> History:
         """The history of `seq`, up to date with its newest emitted token."""
         found = self._histories.get(seq)
         if found is None:
-            found = History(NgramIndex(NgramSettings.of(engine.ctx.levers), self.observer), AdaptiveSuspend())
+            found = History(NgramIndex(self._ngram_settings(engine), self.observer), AdaptiveSuspend())
             found.ngram.extend(seq.request.prompt)
             self._histories[seq] = found
+        found.ngram.settings = self._ngram_settings(engine)
         if found.indexed < len(seq.emitted):
             news = seq.emitted[found.indexed :]
             for token in news:
@@ -49,6 +51,14 @@ class Drafting:
             found.adaptive.observe_emitted(len(news))
             found.indexed = len(seq.emitted)
         return found
+
+    def _ngram_settings(self, engine: EngineState) -> NgramSettings:
+        """The levers' settings, made anew only when a lever has changed. `ngram_max` governs matches of tokens that
+        come from now on."""
+        version = engine.ctx.levers.version
+        if self._settings is None or self._settings[0] != version:
+            self._settings = (version, NgramSettings.of(engine.ctx.levers))
+        return self._settings[1]
 
     def propose(
         self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], most: int, exact: bool = False

@@ -78,7 +78,7 @@ def _take(engine: EngineState, seq: Sequence, choice: Sampled, lane: str) -> str
     token = choice.token
     vocabulary = engine.ctx.vocabulary
     ends = token in vocabulary.eos_ids and not seq.request.limits.ignore_eos
-    data = b"" if ends else vocabulary.token_bytes[token]
+    data = b"" if ends else vocabulary.bytes_of(token)
     seq.emitted.append(token)
     seq.state.advance(token, data)
     text = seq.text.push(data)

@@ -6,6 +6,7 @@ token, draws (which depend on seed and position only), grammar, thinking and too
 
 from __future__ import annotations
 
+from engine.core.device import DeviceError
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState
 from engine.lanes.admission import RESUME_HEADROOM, fits, seat, seats_free
@@ -57,7 +58,7 @@ def park(engine: EngineState, seq: Sequence) -> None:
     (queues.active if was_active else queues.prefilling).remove(seq)
     trim(engine, seq)
     freed = len(seq.blocks)
-    spilled = was_active and device.spill(seq.number, seq.blocks)
+    spilled = was_active and _spill(engine, seq)
     remember_prefix(engine, seq)
     engine.pool.release(seq.blocks)
     seq.blocks = []
@@ -99,11 +100,29 @@ def _may_resume(engine: EngineState, seq: Sequence) -> bool:
     )
 
 
+def _spill(engine: EngineState, seq: Sequence) -> bool:
+    """Whether the spill store took the blocks; a store that fails is a store without room."""
+    try:
+        return engine.ctx.device.spill(seq.number, seq.blocks)
+    except DeviceError:
+        return False
+
+
 def _swap_in(engine: EngineState, seq: Sequence) -> None:
+    """Restore what was spilled; where that fails the sequence is prefilled again from its own tokens."""
     started = engine.ctx.clock.now_ns()
     seq.blocks = engine.pool.allocate(engine.pool.blocks_for(seq.seq_len))
-    engine.ctx.device.restore(seq.number, seq.blocks)
     seq.remembered = (0, b"")
+    try:
+        engine.ctx.device.restore(seq.number, seq.blocks)
+    except DeviceError:
+        engine.pool.release(seq.blocks)
+        seq.blocks = []
+        engine.ctx.device.release(seq.number)
+        seq.requeue()
+        seq.status = Status.PREEMPTED
+        engine.queues.preempted.append(seq)
+        return
     seq.emitted_at_resume = len(seq.emitted)
     seat(engine, seq)
     engine.queues.prefilling.remove(seq)

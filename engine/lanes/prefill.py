@@ -142,11 +142,11 @@ def _must_wait(engine: EngineState) -> bool:
 
 
 def _reuse_prefix(engine: EngineState, seq: Sequence) -> None:
-    """Take the whole blocks that an earlier prompt left; at least one token is always fed, to be sampled from."""
+    """Take the whole blocks that an earlier prompt left. At least one token is always fed: one to be sampled from, or,
+    when a preempted sequence comes back, the step that makes it active again."""
     if not engine.ctx.levers.flag("prefix_cache"):
         return
-    keep = len(seq.feed) - (1 if seq.last_token is None else 0)
-    seq.blocks = engine.pool.match(seq.feed[:keep])
+    seq.blocks = engine.pool.match(seq.feed[:-1])
     held = len(seq.blocks) * engine.pool.block_size
     seq.tokens = list(seq.feed[:held])
     if seq.last_token is None:

@@ -16,13 +16,16 @@ class Shadow:
     def __init__(self) -> None:
         self._due = 0.0
 
-    def check(self, engine: EngineState, step: int, segments: Seq[Segment], result: StepResult) -> None:
-        """Re-run each row of `segments` alone (it rewrites the same KV) and record how many tokens differ."""
+    def check(self, engine: EngineState, step: int, segments: Seq[Segment], result: StepResult) -> int:
+        """Re-run each row of `segments` alone (it rewrites the same KV) and record how many tokens differ.
+
+        Returns the ns that it took, which nobody but the observer pays for. Raises `DeviceError`."""
         share = engine.ctx.levers.float("shadow_check")
         self._due += share
         if not share or self._due < 1:
-            return
+            return 0
         self._due -= 1
+        started = engine.ctx.clock.now_ns()
         rows = differing = 0
         for segment, sampled in zip(segments, result.sampled, strict=True):
             for at, choice in enumerate(sampled):
@@ -36,4 +39,6 @@ class Shadow:
                 again = engine.ctx.device.forward(Step(step, StepKind.DECODE, (alone,)))
                 rows += 1
                 differing += again.sampled[0][0].token != choice.token
-        engine.ctx.telemetry.append(ShadowRecord(step, engine.ctx.clock.now_ns(), rows, differing))
+        ended = engine.ctx.clock.now_ns()
+        engine.ctx.telemetry.append(ShadowRecord(step, ended, rows, differing))
+        return ended - started

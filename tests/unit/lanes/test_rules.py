@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from engine.core.device import DeviceError, Draft, DrafterName
@@ -396,6 +398,69 @@ def test_an_automatic_slice_keeps_a_mixed_step_within_its_stretch() -> None:
     steps = [(step.end_ns - step.start_ns) / 1000 for step in bench.sink.steps("mixed")]
     assert max(steps[3:]) < 3 * decode
     assert bench.sink.steps("mixed")[10].prefill_tokens > 16
+
+
+def test_a_preempted_sequence_comes_back_through_the_prefix_cache() -> None:
+    for length in range(4, 13):
+        bench = Workbench(ScriptedDevice(num_blocks=8), admit_watermark=1)
+        alone = Workbench()
+        for name in "ab":
+            for where in (bench, alone):
+                where.submit(name, name * length, max_tokens=14)
+        bench.run()
+        alone.run()
+        assert [bench.ids(name) for name in "ab"] == [alone.ids(name) for name in "ab"]
+        bench.check_pool()
+
+
+def test_a_spill_store_that_fails_costs_a_second_prefill_and_nothing_else() -> None:
+    class Unreadable(ScriptedDevice):
+        def restore(self, seq: int, blocks: Sequence[int]) -> None:
+            raise DeviceError("The spill file cannot be read.")
+
+    class Unwritable(ScriptedDevice):
+        def spill(self, seq: int, blocks: Sequence[int]) -> bool:
+            raise DeviceError("The spill file cannot be written.")
+
+    alone = Workbench()
+    for name in "ab":
+        alone.submit(name, name * 8, max_tokens=12)
+    alone.run()
+    for device in (Unreadable(num_blocks=8, spill_blocks=8), Unwritable(num_blocks=8, spill_blocks=8)):
+        bench = Workbench(device, admit_watermark=1)
+        for name in "ab":
+            bench.submit(name, name * 8, max_tokens=12)
+        bench.run()
+        assert [bench.ids(name) for name in "ab"] == [alone.ids(name) for name in "ab"]
+        assert bench.sink.steps("preempt") or bench.sink.steps("swap")
+        bench.check_pool()
+
+
+def test_an_id_beyond_the_tokenizer_stands_for_no_text() -> None:
+    bench = Workbench(ScriptedDevice(vocab_size=90, next_token=lambda context: 80 if len(context) == 6 else 0))
+    bench.submit("a", "hello", max_tokens=3)
+    bench.run()
+    assert bench.ids("a") == [0, 80, 0]
+    assert bench.text("a") == "aa"
+
+
+def test_an_ngram_lever_reaches_replies_that_are_running() -> None:
+    bench = Workbench(ScriptedDevice(next_token=cyclic_next), drafter="ngram", mtp_gate="force", ngram_copy_max=2)
+    bench.submit("a", "abcdefghijklmnopqrstuvwxyz" * 2, max_tokens=60)
+    bench.tick(4)
+    assert max(step.drafted for step in bench.sink.steps("ngram")) == 2
+    bench.set("ngram_copy_max", 8)
+    bench.run()
+    assert max(step.drafted for step in bench.sink.steps("ngram")) == 8
+
+
+def test_the_time_of_a_shadow_check_is_not_the_steps() -> None:
+    def longest(share: float) -> float:
+        bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_gate="force", shadow_check=share)
+        bench.submit("a", max_tokens=40)
+        return max((step.end_ns - step.start_ns) for step in bench.run().sink.steps("mtp"))
+
+    assert longest(1.0) == longest(0.0)
 
 
 def test_nothing_is_emitted_twice_when_a_sequence_was_parked() -> None:
