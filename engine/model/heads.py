@@ -27,7 +27,9 @@ _HEAD_MODULES = {
 for this model."""
 
 RING_ROWS = 1024
-"""Hidden rows kept per sequence; older ones are handed to the head early, so that its KV has no hole."""
+"""Hidden rows kept per sequence and head; the oldest go first. So many unread rows mean that the head has long not
+drafted here (or that a long prompt came in): absorbing them on the way would charge every step for a head that may never
+be asked, so the head's memory then begins after the hole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +151,15 @@ class HiddenRing:
             if self._kv_start >= end:
                 self._kv_start = self._kv_end = -1
 
-    def overflow(self, seq: int, blocks: Sequence[int]) -> list[HeadRows]:
-        """Take the oldest rows beyond the limit, with the successor that the ring itself knows."""
-        spare = self.rows - RING_ROWS
-        if spare <= 0:
-            return []
-        tokens = {chunk.start + i: token for chunk in self._chunks for i, token in enumerate(chunk.tokens)}
-        taken: list[HeadRows] = []
-        while spare > 0:
+    def shed(self) -> None:
+        """Drop the oldest rows beyond the limit."""
+        while self._rows > RING_ROWS:
             chunk = self._chunks.popleft()
-            count = min(spare, chunk.hidden.shape[0])
-            spare -= count
+            count = min(self._rows - RING_ROWS, len(chunk.tokens))
             self._rows -= count
-            if count < chunk.hidden.shape[0]:
+            if count < len(chunk.tokens):
                 rest = _Chunk(chunk.start + count, chunk.hidden[count:], chunk.tokens[count:])
                 self._chunks.appendleft(rest)
-            following = tuple(tokens.get(chunk.start + i + 1, -1) for i in range(count))
-            if -1 not in following:
-                taken.append(self._absorb(seq, chunk.start, chunk.hidden[:count], following, blocks))
-        return taken
 
     def consume(
         self, seq: int, seq_len: int, recent: Sequence[int], last_token: int, blocks: Sequence[int]

@@ -204,9 +204,7 @@ class TorchDevice:
                     ring = self._rings[drafter][segment.seq] = HiddenRing()
                 own = rows if head.taps == self._taps else rows[:, [self._taps.index(tap) for tap in head.taps]]
                 ring.append(segment.start, own, tokens)
-                early = ring.overflow(segment.seq, segment.blocks)
-                if early:
-                    head.extend(early)
+                ring.shed()
 
     def _draft_with_head(self, head: DraftHead, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         earlier: list[HeadRows] = []
