@@ -25,8 +25,11 @@ _TABLE_FUNCTIONS = frozenset(
     }
 )  # fmt: skip
 _GREEDY_FUNCTIONS = frozenset(
-    {"repeat", "lpad", "rpad", "list_resize", "array_resize", "range", "generate_series", "bar"}
-)
+    {
+        "repeat", "lpad", "rpad", "list_resize", "array_resize", "range", "generate_series", "bar", "format", "printf",
+        "bitstring", "reduce", "list_reduce", "array_reduce",
+    }
+)  # fmt: skip
 """One call can allocate gigabytes that no limit sees and no interrupt ends."""
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 

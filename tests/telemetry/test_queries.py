@@ -81,6 +81,11 @@ ESCAPES = [
     "SELECT (SELECT count(*) FROM read_text('/etc/passwd'))",
     "SELECT repeat('x', 2000000000)",
     "SELECT range(3000000000)",
+    "SELECT length(format('{:>1500000000}', 'x'))",
+    "SELECT '{:>1500000000}'.format('x')",
+    "SELECT length(printf('%1500000000d', 1))",
+    "SELECT bitstring('1', 2000000000)",
+    "SELECT list_reduce(['x', 'x', 'x'], lambda a, b: a || a)",
     "SELECT getenv('HOME')",
 ]
 
