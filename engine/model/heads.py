@@ -28,8 +28,8 @@ for this model."""
 
 RING_ROWS = 1024
 """Hidden rows kept per sequence and head; the oldest go first. So many unread rows mean that the head has long not
-drafted here (or that a long prompt came in): absorbing them on the way would charge every step for a head that may never
-be asked, so the head's memory then begins after the hole."""
+drafted here (or that a long prompt came in): absorbing them on the way would charge every step for a head that may
+never be asked, so the head's memory then begins after the hole."""
 
 
 @dataclass(frozen=True, slots=True)
