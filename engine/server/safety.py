@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -33,31 +33,40 @@ class Access:
 
     hosts: frozenset[str]
     """Exact `Host` values, with and without port, lower case."""
+    origins: frozenset[str]
+    """Exact `Origin` values of pages that this server itself sent, lower case."""
     read_token: str = ""
     control_token: str = ""
 
     @classmethod
     def of(cls, host: str, port: int, names: Iterable[str] = (), read: str = "", control: str = "") -> Access:
-        """For a bind address. Raises `ValueError` with a sentence when it is not loopback and has no token."""
+        """For a bind address; a name may carry the port of a proxy in front (`name:443`).
+
+        Raises `ValueError` with a sentence when the address is not loopback or a read token is set, and nobody would
+        have control by token.
+        """
         if not is_loopback(host) and not control:
             raise ValueError(
                 f"Serving on {host} lets others in: set a token with --token or METRALE_TOKEN, or stay on 127.0.0.1."
             )
+        if read and not control:
+            raise ValueError("With a read token alone nobody has control: set --token or METRALE_TOKEN too.")
         known = {*LOOPBACK, *(() if host in ("0.0.0.0", "::") else (host,)), *names}
-        bare = {f"[{name}]" if ":" in name else name.lower() for name in known}
-        return cls(frozenset(bare | {f"{name}:{port}" for name in bare}), read, control)
+        addresses = {_address(name.lower(), port) for name in known}
+        hosts = {name for address in addresses for name in (address[0], f"{address[0]}:{address[1]}")}
+        return cls(frozenset(hosts), frozenset(_origins(addresses)), read, control)
 
     @property
     def is_open(self) -> bool:
         """No token is asked for."""
-        return not self.control_token
+        return not (self.control_token or self.read_token)
 
     def role_of(self, token: str) -> Role:
         """What a token allows; every comparison takes the same time."""
         if self.is_open:
             return Role.CONTROL
         given = token.encode()
-        control = hmac.compare_digest(given, self.control_token.encode())
+        control = hmac.compare_digest(given, self.control_token.encode()) and bool(self.control_token)
         read = hmac.compare_digest(given, self.read_token.encode()) and bool(self.read_token)
         return Role.CONTROL if control else Role.READ if read else Role.NONE
 
@@ -68,8 +77,24 @@ class Access:
         """Own pages, and clients that are no browser and send none; `null` is a stranger."""
         if origin is None:
             return True
-        scheme, separator, host = origin.partition("://")
-        return bool(separator) and scheme in ("http", "https") and self.knows_host(host)
+        return origin.lower() in self.origins
+
+
+def _address(name: str, port: int) -> tuple[str, int]:
+    """The name as a header spells it, and its port."""
+    bare, separator, own = name.rpartition(":")
+    if separator and own.isdecimal() and (":" not in bare or bare.endswith("]")):
+        return bare, int(own)
+    return f"[{name}]" if ":" in name and not name.startswith("[") else name, port
+
+
+def _origins(addresses: Iterable[tuple[str, int]]) -> Iterator[str]:
+    """Browsers leave out the port that is their scheme's own; any other port is another site."""
+    for name, port in addresses:
+        for scheme, usual in (("http", 80), ("https", 443)):
+            yield f"{scheme}://{name}:{port}"
+            if port == usual:
+                yield f"{scheme}://{name}"
 
 
 def is_loopback(host: str) -> bool:

@@ -38,6 +38,26 @@ async def test_a_state_changing_call_of_a_strange_origin_is_refused(origin: str)
         assert not served.engine.commands
 
 
+@pytest.mark.parametrize("port", [8080, 80, 443])
+def test_an_origin_is_own_only_with_the_port_of_this_server(port: int) -> None:
+    access = Access.of("127.0.0.1", port, ["box.example"])
+    for name in ("localhost", "127.0.0.1", "[::1]", "box.example"):
+        assert access.knows_origin(f"http://{name}:{port}")
+        assert not access.knows_origin(f"http://{name}:3000")
+        assert access.knows_origin(f"http://{name}") is (port == 80)
+        assert access.knows_origin(f"https://{name}") is (port == 443)
+    assert access.knows_origin(None)
+    assert not access.knows_origin("null")
+
+
+def test_a_name_with_the_port_of_a_proxy_is_an_own_origin_there() -> None:
+    access = Access.of("127.0.0.1", 8080, ["Chat.Example:443"])
+    assert access.knows_host("chat.example")
+    assert access.knows_origin("https://chat.example")
+    assert not access.knows_origin("http://chat.example")
+    assert not access.knows_origin("http://chat.example:8080")
+
+
 async def test_the_own_page_and_clients_without_an_origin_may_call() -> None:
     async with live() as served, served.http() as http:
         assert (await http.post("/v1/chat/completions", json=BODY)).status_code == 200
@@ -67,6 +87,15 @@ def test_another_address_than_loopback_requires_a_token() -> None:
     with pytest.raises(ValueError, match="--token"):
         Access.of("0.0.0.0", 80)
     assert not Access.of("0.0.0.0", 80, control="secret").is_open
+
+
+def test_a_read_token_without_a_control_token_is_refused_and_gives_nobody_control() -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):
+        with pytest.raises(ValueError, match="--token"):
+            Access.of(host, 80, read="look")
+    alone = Access(frozenset(), frozenset(), read_token="look")
+    assert not alone.is_open
+    assert [alone.role_of(token) for token in ("look", "", "act")] == [Role.READ, Role.NONE, Role.NONE]
 
 
 def test_tokens_give_their_role_and_nothing_else_gives_one() -> None:
