@@ -17,6 +17,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+HOST_REFUSED = "This server does not go by that host name; name it with --host-name at start."
 
 
 class Role(IntEnum):
@@ -129,7 +130,7 @@ class Guarded:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         if len(headers.getlist("host")) != 1 or not self._access.knows_host(headers.get("host")):
-            return problem(421, "This server does not go by that host name.", "host_not_allowed")
+            return problem(421, HOST_REFUSED, "host_not_allowed")
         changes = scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD", "OPTIONS")
         if changes and not self._access.knows_origin(headers.get("origin")):
             return problem(403, "Pages of other origins may not use this server.", "origin_not_allowed")

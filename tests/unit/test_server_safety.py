@@ -22,6 +22,7 @@ async def test_a_foreign_host_name_is_refused_on_every_route() -> None:
         for path in ("/healthz", "/v1/models", "/metrics", "/nowhere"):
             answer = await http.get(path, headers={"host": "evil.example"})
             assert answer.status_code == 421
+            assert "--host-name" in answer.json()["error"]["message"]
         assert (await http.get("/healthz", headers={"host": f"localhost:{served.port}"})).status_code == 200
 
 
