@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from engine.cli.child import ChildServer, arguments_of
+from engine.cli.child import ChildServer, arguments_of, with_token
 from engine.cli.errors import Failure
 from engine.cli.options import DEFAULT_MODEL, db_option, lever_options, lever_values
 from engine.cli.serve import engine_options, find_model
@@ -98,8 +98,7 @@ def _talk(
         return asyncio.run(_answer(url, token, question, once, child))
     from tui.app import run
 
-    address = f"{url.partition('#')[0]}#{token}" if token else url
-    run(address, alive=child.obituary if child else lambda: "", conversation=conversation, mouse=mouse)
+    run(with_token(url, token), alive=child.obituary if child else lambda: "", conversation=conversation, mouse=mouse)
     return 0
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.parse
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -15,7 +16,7 @@ import click
 
 from engine.cli import places
 from engine.cli.errors import Failure
-from engine.server.sockets import bind
+from engine.server.sockets import bind, reachable
 
 LEAVE_S = 15.0
 
@@ -32,13 +33,14 @@ class ChildServer:
         self._listener: socket.socket | None = bind(host, port)
         self._token = token
         number = self._listener.getsockname()[1]
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{number}"
+        self.url = f"http://{reachable(host)}:{number}"
         self._process: subprocess.Popen[bytes] | None = None
         self.log = places.log_file()
 
     @property
     def screen_url(self) -> str:
-        return f"{self.url}#{self._token}" if self._token else self.url
+        """With the token in the fragment, where there is one."""
+        return with_token(self.url, self._token)
 
     def __enter__(self) -> Self:
         listener, self._listener = self._listener, None
@@ -85,6 +87,11 @@ class ChildServer:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
+
+
+def with_token(url: str, token: str) -> str:
+    """The URL for a screen; a token travels in the fragment, which is never sent to a server."""
+    return f"{url.partition('#')[0]}#token={urllib.parse.quote(token, safe='')}" if token else url
 
 
 def arguments_of(context: click.Context) -> list[str]:

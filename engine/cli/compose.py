@@ -33,6 +33,7 @@ from engine.server.ports import EncodedPrompt, PromptError, QueryAnswer, QueryRe
 from engine.server.replay import Recorded
 from engine.server.run import config_of
 from engine.server.safety import Access
+from engine.server.sockets import reachable
 from telemetry.hub import Hub
 from telemetry.record import AnyRecord, RecordError, decode
 
@@ -159,9 +160,8 @@ def _watch_leash(loop: asyncio.AbstractEventLoop, runner: _Runner) -> None:
 
 @contextlib.contextmanager
 def _owning(options: ServeOptions, port: int) -> Iterator[None]:
-    host = "127.0.0.1" if options.host in ("0.0.0.0", "localhost") else options.host
-    host = f"[{host}]" if ":" in host else host
-    places.note_owner(options.database, places.Owner(f"http://{host}:{port}", os.getpid(), options.token))
+    owner = places.Owner(f"http://{reachable(options.host)}:{port}", os.getpid(), options.token)
+    places.note_owner(options.database, owner)
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ def engine_options(function: Any) -> Any:
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option("--host", default="127.0.0.1", help="Address to listen on; any but loopback needs a token.")
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="0 takes a free one.")
-@click.option("--host-name", "names", multiple=True, help="A further name that clients may call this server by.")
+@click.option("--host-name", "names", multiple=True, help="A further name of this server or of its proxy.")
 @click.option("--token", envvar="METRALE_TOKEN", default="", help="Token that allows everything.")
 @click.option("--read-token", envvar="METRALE_READ_TOKEN", default="", help="Token that allows looking only.")
 @click.option("--no-tui", is_flag=True, help="A plain log instead of the operator screen.")
@@ -49,7 +49,7 @@ def serve(
     preset: str | None, **options: Any,
 ) -> int:  # fmt: skip
     """Serve API, page and wire on one port. MODEL is a known name, a GGUF file or a Hugging Face directory."""
-    from engine.server.sockets import bind
+    from engine.server.sockets import bind, bracketed
 
     levers, sources = lever_values(options, preset)
     if sys.stdout.isatty() and sys.stdin.isatty() and not no_tui and fd < 0:
@@ -69,7 +69,8 @@ def serve(
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
-        logging.getLogger("metrale").info("Serving on http://%s:%d", *listener.getsockname()[:2])
+        address, number = listener.getsockname()[:2]
+        logging.getLogger("metrale").info("Serving on http://%s:%d", bracketed(address), number)
         return run(chosen, listener, leash)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
@@ -94,7 +95,7 @@ def _with_screen(
 
     find_model(model)
     arguments = arguments_of(click.get_current_context())
-    with ChildServer(arguments, host, port) as child:
+    with ChildServer(arguments, host, port, options["token"]) as child:
         try:
             from tui.app import run
         except ImportError as error:

@@ -9,6 +9,16 @@ class PortTakenError(OSError):
     """The address cannot be bound; one sentence."""
 
 
+def reachable(host: str) -> str:
+    """A bind address as a URL on this machine names it: all addresses are reached on loopback."""
+    return bracketed({"0.0.0.0": "127.0.0.1", "localhost": "127.0.0.1", "::": "::1"}.get(host, host))
+
+
+def bracketed(host: str) -> str:
+    """An address as URLs spell it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises `PortTakenError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
