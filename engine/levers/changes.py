@@ -68,8 +68,11 @@ class RateLimit:
         return True
 
 
-def judge(proposal: Proposal, current: Mapping[str, Value]) -> tuple[str, Value]:
-    """Name and parsed value of a change that may be made. Raises `ChangeRefusedError` with what holds."""
+def judge(proposal: Proposal, current: Mapping[str, Value]) -> tuple[str, Value, Value | None]:
+    """Name, parsed value and parsed expected value of a change that may be made.
+
+    The last goes down to the tick, which knows what holds then. Raises `ChangeRefusedError` with what holds now.
+    """
     try:
         lever = find(proposal.name)
     except LeverError as error:
@@ -81,13 +84,14 @@ def judge(proposal: Proposal, current: Mapping[str, Value]) -> tuple[str, Value]
         raise ChangeRefusedError(f"{lever.name} takes effect at start only; restart with {lever.flag}.", held)
     try:
         value = lever.parse(proposal.value)
+        expected = None if proposal.expected is None else lever.parse(proposal.expected)
     except LeverError as error:
         raise ChangeRefusedError(str(error), held) from None
-    if proposal.expected is not None and not _same(lever.parse(proposal.expected), held):
+    if expected is not None and not _same(expected, held):
         raise ChangeRefusedError(
             f"{lever.name} is {lever.show(held)} by now, not {proposal.expected}; look again and repeat.", held
         )
-    return lever.name, value
+    return lever.name, value, expected
 
 
 class History:

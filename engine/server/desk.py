@@ -96,8 +96,8 @@ class LeverDesk:
         """Make a change and wait until it took effect; the answer is for the one who asked."""
         try:
             self._admit(operator)
-            name, value = judge(proposal, self._broker.levers)
-            event = await self._apply(change_id, name, value, operator, terms)
+            name, value, expected = judge(proposal, self._broker.levers)
+            event = await self._apply(change_id, name, value, expected, operator, terms)
         except ChangeRefusedError as error:
             return LeverRefused(change_id=change_id, name=proposal.name, message=str(error), current=error.current)
         except LeverError as error:
@@ -129,7 +129,10 @@ class LeverDesk:
         if not self._limit.take(self._now()):
             raise ChangeRefusedError("Levers change too fast; wait a second and repeat.")
 
-    async def _apply(self, change_id: str, name: str, value: Value, operator: Operator, terms: Terms) -> LeverEvent:
+    async def _apply(
+        self, change_id: str, name: str, value: Value, expected: Value | None, operator: Operator, terms: Terms
+    ) -> LeverEvent:
+        """Send a change down and wait for its tick, which refuses it where another came first."""
         key = change_id or uuid.uuid4().hex[:12]
         if key in self._waiting:
             raise ChangeRefusedError(f"A change {key!r} is on its way already.")
@@ -138,7 +141,13 @@ class LeverDesk:
             self._expires[key] = self._wall() + terms.for_seconds
         changed = await self._round_trip(
             ChangeLever(
-                change_id=key, name=name, value=value, origin=operator.origin, actor=operator.actor, reason=terms.reason
+                change_id=key,
+                name=name,
+                value=value,
+                origin=operator.origin,
+                actor=operator.actor,
+                reason=terms.reason,
+                expected=expected,
             )
         )
         event = self._event(changed)
@@ -215,7 +224,8 @@ class LeverDesk:
             return
         key = uuid.uuid4().hex[:12]
         try:
-            await self._apply(key, changed.name, changed.old, Operator(origin, changed.actor), Terms(reason=reason))
+            operator = Operator(origin, changed.actor)
+            await self._apply(key, changed.name, changed.old, changed.new, operator, Terms(reason=reason))
         except LeverError:
             pass  # somebody else changed it, or the engine left; both are told to everyone already
 

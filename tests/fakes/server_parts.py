@@ -108,7 +108,10 @@ class FakeEngine:
 
     def _change(self, change: ChangeLever) -> None:
         self.tick += 1
-        old, self.levers[change.name] = self.levers[change.name], change.value
+        old = self.levers[change.name]
+        stale = change.expected is not None and change.expected != old
+        if not stale:
+            self.levers[change.name] = change.value
         self.emit(
             LeverChanged(
                 change_id=change.change_id,
@@ -119,6 +122,7 @@ class FakeEngine:
                 origin=change.origin,
                 actor=change.actor,
                 reason=change.reason,
+                error=f"{change.name} is {old} by now, not {change.expected}; look again." if stale else "",
                 time_ns=1_700_000_000_000_000_000,
             )
         )

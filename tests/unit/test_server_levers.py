@@ -7,7 +7,7 @@ import asyncio
 from engine.levers.changes import Step
 from engine.levers.resolve import resolve
 from engine.protocol.client import WireClient
-from engine.protocol.commands import ChangeLever
+from engine.protocol.commands import ChangeLever, Command
 from engine.protocol.wire import LeverEvent, LeverRefused, Subscribe
 from tests.fakes.live_server import live, until
 from tests.fakes.server_parts import FakeEngine
@@ -39,6 +39,56 @@ async def test_a_stale_write_is_refused_with_the_value_that_holds() -> None:
         assert isinstance(stale, LeverRefused)
         assert stale.current == 5
         assert served.server.broker.levers["num_drafts"] == 5
+
+
+class SlowTicks(FakeEngine):
+    """Lever changes wait until the test lets a tick begin."""
+
+    def _answer(self, command: Command) -> None:
+        if not isinstance(command, ChangeLever):
+            super()._answer(command)
+
+    def begin_tick(self) -> None:
+        for change in self.of_kind(ChangeLever)[self.tick :]:
+            self._change(change)
+
+
+async def test_of_two_writes_that_saw_the_same_value_one_is_refused_at_the_tick() -> None:
+    engine = SlowTicks()
+    async with live(engine) as served, WireClient(served.url) as one, WireClient(served.url) as two:
+        writes = [
+            asyncio.create_task(client.set_lever("num_drafts", 5 + n, expected=3)) for n, client in ((0, one), (2, two))
+        ]
+        await until(lambda: len(engine.of_kind(ChangeLever)) == 2)
+        engine.begin_tick()
+        answers = await asyncio.gather(*writes)
+        refused = [answer for answer in answers if isinstance(answer, LeverRefused)]
+        assert len(refused) == 1
+        assert refused[0].current == served.server.broker.levers["num_drafts"]
+
+
+async def test_an_undo_that_another_write_overtakes_leaves_the_newer_value() -> None:
+    engine = SlowTicks()
+    async with live(engine) as served, WireClient(served.url) as one, WireClient(served.url) as two:
+        first = asyncio.create_task(one.set_lever("num_drafts", 5))
+        await until(lambda: len(engine.of_kind(ChangeLever)) == 1)
+        engine.begin_tick()
+        await first
+        write = asyncio.create_task(two.set_lever("num_drafts", 9))
+        await until(lambda: len(engine.of_kind(ChangeLever)) == 2)
+        undo = asyncio.create_task(one.undo_lever())
+        await until(lambda: len(engine.of_kind(ChangeLever)) == 3)
+        engine.begin_tick()
+        assert isinstance(await write, LeverEvent)
+        assert isinstance(await undo, LeverRefused)
+        assert served.server.broker.levers["num_drafts"] == 9
+
+
+async def test_a_change_that_takes_itself_back_says_what_it_takes_back() -> None:
+    async with live() as served, WireClient(served.url) as client:
+        await client.set_lever("num_drafts", 5, for_seconds=0.1)
+        await until(lambda: served.server.broker.levers["num_drafts"] == 3)
+        assert [change.expected for change in served.engine.of_kind(ChangeLever)] == [None, 5]
 
 
 async def test_a_lever_that_takes_effect_at_start_is_refused_live() -> None:

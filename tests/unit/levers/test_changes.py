@@ -25,8 +25,8 @@ def steps(rate: float, count: int, width: int = 1, noise: float = 0.1, seed: int
 
 
 def test_a_proposal_is_parsed_and_its_name_understood_in_both_spellings() -> None:
-    assert judge(Proposal("num-drafts", "5"), VALUES) == ("num_drafts", 5)
-    assert judge(Proposal("pipelined_decode", "off"), VALUES) == ("pipelined_decode", False)
+    assert judge(Proposal("num-drafts", "5"), VALUES) == ("num_drafts", 5, None)
+    assert judge(Proposal("pipelined_decode", "off"), VALUES) == ("pipelined_decode", False, None)
 
 
 def test_an_expected_value_that_no_longer_holds_is_refused_with_the_current_one() -> None:
@@ -38,7 +38,12 @@ def test_an_expected_value_that_no_longer_holds_is_refused_with_the_current_one(
 def test_an_expected_false_is_not_an_expected_zero() -> None:
     with pytest.raises(ChangeRefusedError):
         judge(Proposal("draft_conf_min", 0.5, expected=1.0), VALUES)
-    assert judge(Proposal("draft_conf_min", 0.5, expected=0), VALUES) == ("draft_conf_min", 0.5)
+    assert judge(Proposal("draft_conf_min", 0.5, expected=0), VALUES) == ("draft_conf_min", 0.5, 0.0)
+
+
+def test_an_expected_value_that_can_never_be_is_refused_with_what_can() -> None:
+    with pytest.raises(ChangeRefusedError, match="1 to 15"):
+        judge(Proposal("num_drafts", 5, expected="many"), VALUES)
 
 
 @pytest.mark.parametrize(
