@@ -46,6 +46,9 @@ class DeviceFacts:
     """Whether `launch` returns before the step is done, so that a pipelined lane pays."""
     drafters: frozenset[DrafterName] = frozenset()
     """Drafters that this device can run (`ngram` needs none and is never listed)."""
+    named_only: frozenset[DrafterName] = frozenset()
+    """Loaded drafters that have no kernels of their own here: they run when the lever names them, and `auto` does not
+    try them, since one probe of such a drafter costs more than all probes may."""
     dtype: str = "float32"
     row_invariant: bool = False
     """Whether a row's result is bitwise the same however many rows run with it."""

@@ -104,7 +104,7 @@ class Router:
         pinned = self._pinned(engine, seqs)
         if pinned is None or all(arm.drafter is DrafterName.NGRAM for arm in arms):
             arms.insert(0, PLAIN)
-        match_len = self._drafting.history(engine, seqs[0]).ngram.match_len if DrafterName.NGRAM in able else 0
+        match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in able else 0
         arm = arbiter.choose(arms, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
         rest = tuple(
             (LANE_OF[drafter].value, (Refusal.GATE if arm.drafter is None else Refusal.NOT_CHOSEN).value)

@@ -52,6 +52,11 @@ class Drafting:
             found.indexed = len(seq.emitted)
         return found
 
+    def match_len(self, engine: EngineState, seq: Sequence) -> int:
+        """Length of the suffix that could be copied after; 0 when it is shorter than `ngram_min`."""
+        ngram = self.history(engine, seq).ngram
+        return ngram.match_len if ngram.match_len >= ngram.settings.shortest else 0
+
     def _ngram_settings(self, engine: EngineState) -> NgramSettings:
         """The levers' settings, made anew only when a lever has changed. `ngram_max` governs matches of tokens that
         come from now on."""

@@ -26,14 +26,16 @@ def wanted_drafters(engine: EngineState) -> frozenset[DrafterName]:
     if lever == "off" or engine.ctx.levers.text("mtp_gate") == "off":
         return frozenset()
     if lever == "auto":
-        return engine.ctx.device.facts.drafters | {DrafterName.NGRAM}
+        facts = engine.ctx.device.facts
+        return facts.drafters - facts.named_only | {DrafterName.NGRAM}
     return frozenset({DrafterName(lever)})
 
 
 def refusal(engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence]) -> Refusal | None:
     """Why `drafter` may not run on `seqs`, or None when it may."""
     if drafter not in wanted_drafters(engine):
-        return Refusal.LEVER_OFF
+        is_left_out = engine.ctx.levers.text("drafter") == "auto" and drafter in engine.ctx.device.facts.named_only
+        return Refusal.NOT_CHOSEN if is_left_out else Refusal.LEVER_OFF
     if drafter is not DrafterName.NGRAM and drafter not in engine.ctx.device.facts.drafters:
         return Refusal.NO_DRAFTER
     widest = engine.ctx.levers.int("mtp_max_seqs") if drafter in HEADS else 1

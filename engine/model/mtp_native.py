@@ -59,6 +59,7 @@ class NativeMTPHead:
     """Implements `engine.model.heads.DraftHead` beside a `NativeBackend`."""
 
     drafter = DrafterName.MTP
+    is_compiled = True
 
     def __init__(self, backend: NativeBackend, file: HeadFile, ids: int = NATIVE_VOCABULARY) -> None:
         self._shape = MTPShape(**{**file.shape, "taps": tuple(file.shape["taps"])})

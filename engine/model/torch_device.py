@@ -161,6 +161,7 @@ class TorchDevice:
             drafters=frozenset({DrafterName.SELF, *self._heads}),
             dtype=str(kv.dtype).removeprefix("torch."),
             row_invariant=bool(getattr(backend, "row_invariant", False)),
+            named_only=frozenset(name for name, head in self._heads.items() if _is_slow(head, backend)),
         )
 
     @torch.inference_mode()
@@ -314,3 +315,8 @@ def _as_device_error(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise DeviceError(f"{what} ({type(error).__name__}: {error}): see the log and retry") from error
+
+
+def _is_slow(head: DraftHead, backend: Backend) -> bool:
+    """A head in plain torch beside a target on compiled CPU kernels costs several target steps a pass."""
+    return backend.device.type == "cpu" and not getattr(head, "is_compiled", backend.name.startswith("reference"))

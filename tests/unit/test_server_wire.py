@@ -19,8 +19,9 @@ from engine.protocol import wire
 from engine.protocol.client import ChatError, WireClient, WireClosedError
 from engine.protocol.commands import Cancel, Limits, Sampling, Submit
 from engine.protocol.wire import ChatTurn, Delta, Done, Hello, Queued, Stats, decode_server, encode
+from engine.server.ports import EncodedPrompt
 from tests.fakes.live_server import LiveServer, live, until
-from tests.fakes.server_parts import FakeEngine
+from tests.fakes.server_parts import FakeEngine, FakeText
 
 HI = [ChatTurn(role="user", content="hi")]
 
@@ -172,6 +173,37 @@ async def test_valid_messages_with_senseless_fields_change_nothing() -> None:
             await socket.send(encode(message))
             answer = decode_server(await socket.recv())
             assert isinstance(answer, wire.Problem), message
+        assert not served.engine.commands
+
+
+class SlowText(FakeText):
+    """Encoding waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def encode_chat(self, *chat: Any) -> EncodedPrompt:
+        assert self.go.wait(10)
+        return super().encode_chat(*chat)
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.05])
+async def test_a_stop_while_the_prompt_is_encoded_keeps_the_request_from_the_engine(pause_s: float) -> None:
+    text = SlowText()
+    async with live(text=text) as served, raw(served) as socket:
+        await greeted(socket)
+        await socket.recv()
+        await socket.send(encode(wire.Chat(request_id="r", messages=tuple(HI))))
+        await asyncio.sleep(pause_s)
+        await socket.send(encode(wire.Stop(request_id="r")))
+        await socket.send(encode(wire.Ping(nonce="taken")))
+        assert isinstance(decode_server(await socket.recv()), wire.Pong)
+        text.go.set()
+        answers = [decode_server(await socket.recv()) for _ in range(2)]
+        assert isinstance(answers[0], Queued)
+        assert isinstance(answers[1], Done)
+        assert answers[1].reason == "cancelled"
         assert not served.engine.commands
 
 

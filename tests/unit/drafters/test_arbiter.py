@@ -54,11 +54,11 @@ def test_settings_come_from_the_levers_of_the_gate() -> None:
     assert ArbiterSettings.of(LeverState.of(gate_dwell=3)).dwell == 3
 
 
-def test_a_cold_start_measures_plain_and_then_the_best_guess() -> None:
-    machine = Machine()
-    ran = machine.step(12)
-    assert ran[:4] == [PLAIN] * 4
-    assert {arm.drafter for arm in ran[4:]} == {MTP}
+def test_a_cold_start_runs_the_best_guess_until_plain_can_be_measured() -> None:
+    ran = Machine().step(40)
+    first_plain = ran.index(PLAIN)
+    assert {arm.drafter for arm in ran[:first_plain]} == {MTP}
+    assert ran[first_plain : first_plain + 4] == [PLAIN] * 4
 
 
 def test_it_speculates_where_that_delivers_more() -> None:

@@ -10,7 +10,7 @@ from engine.core.device import DeviceError, Draft, DrafterName
 from engine.lanes.park import choose_victim
 from engine.protocol.commands import Shutdown, Switches
 from engine.protocol.events import Delta, LeverChanged, Snapshot
-from telemetry.record import LeverRecord, RungRecord, ShadowRecord
+from telemetry.record import GateRecord, LeverRecord, RungRecord, ShadowRecord
 from tests.fakes.bench import Workbench
 from tests.fakes.scripted_device import EOS, THINKING_SPECIAL, ScriptedDevice, cyclic_next, hashed_next, vocabulary
 
@@ -304,6 +304,15 @@ def test_rejected_drafts_leave_no_block_behind() -> None:
         bench.tick()
         (seq,) = bench.engine.queues.active
         assert len(seq.blocks) == bench.engine.pool.blocks_for(seq.seq_len)
+
+
+def test_auto_never_chooses_a_copy_where_there_is_nothing_to_copy() -> None:
+    bench = Workbench(ScriptedDevice(max_context=600, num_blocks=200), drafter="auto")
+    bench.submit("a", "abcabdabeabf", max_tokens=300)
+    bench.run()
+    chosen = [record for record in bench.sink.records if isinstance(record, GateRecord) and "ngram" in record.arm]
+    assert chosen
+    assert len(chosen) == len(bench.sink.steps("ngram"))
 
 
 def test_each_flip_of_the_width_decision_is_an_event() -> None:
