@@ -14,13 +14,14 @@ from msgspec.structs import replace
 from engine.levers.changes import Proposal, RateLimit
 from engine.protocol import wire
 from engine.protocol.commands import Submit, Switches
-from engine.protocol.events import Delta, Finished, Token
+from engine.protocol.events import Delta, Finished, Token, Usage
 from engine.server.bounds import OutOfBoundsError, check_limits, check_sampling
 from engine.server.broker import Broker, NotReadyError, OverloadedError, TooLongError
 from engine.server.desk import LeverDesk, Operator, Terms
 from engine.server.mailbox import Mailbox
 from engine.server.ports import EncodedPrompt, PromptError, QueryRefusedError
 from engine.server.views import Views
+from telemetry.names import Finish
 
 MESSAGES_PER_SECOND = 200.0
 MESSAGE_BURST = 500
@@ -41,6 +42,8 @@ class OwnRequest:
     engine_id: str
     tokens: list[Token] = field(default_factory=list)
     done: wire.Done | None = None
+    stopped: bool = False
+    """Stopped before it reached the engine."""
 
 
 class Session:
@@ -77,7 +80,7 @@ class Session:
             return
         match message:
             case wire.Chat():
-                self._spawn(self._chat(message))
+                self._chat(message)
             case wire.Stop():
                 self._stop(message.request_id)
             case wire.Subscribe():
@@ -123,12 +126,16 @@ class Session:
 
     # -- chat ----------------------------------------------------------------------------------------------
 
-    async def _chat(self, chat: wire.Chat) -> None:
+    def _chat(self, chat: wire.Chat) -> None:
+        """Known at once, so that a stop right behind it finds it."""
         if problem := self._chat_problem(chat):
             self._problem(problem, chat.request_id)
             return
         own = OwnRequest(chat.request_id, f"{self.label}.{chat.request_id}")
         self._requests[chat.request_id] = own
+        self._spawn(self._submit(own, chat))
+
+    async def _submit(self, own: OwnRequest, chat: wire.Chat) -> None:
         try:
             self._broker.check(0)
             turns = [_turn(turn) for turn in chat.messages]
@@ -137,6 +144,10 @@ class Session:
             self.mailbox.put(
                 wire.Queued(request_id=chat.request_id, prompt_tokens=len(prompt.tokens), max_context=facts.max_context)
             )
+            if own.stopped:
+                usage = Usage(prompt_tokens=len(prompt.tokens))
+                self.on_finished(own, Finished(request_id=own.engine_id, reason=Finish.CANCELLED, usage=usage))
+                return
             self._broker.submit(_submit(own.engine_id, chat, prompt), _Relay(self, own), turns)
         except (NotReadyError, OverloadedError, TooLongError, PromptError) as error:
             self._requests.pop(chat.request_id, None)
@@ -165,7 +176,11 @@ class Session:
         engine_id = own.engine_id if own else request_id
         if not self.control:
             self._problem("This connection may read only.", request_id)
-        elif not self._broker.cancel(engine_id, "stop"):
+        elif self._broker.cancel(engine_id, "stop"):
+            return
+        elif own:
+            own.stopped = True  # its prompt is being encoded still
+        else:
             self._problem(f"No request {request_id[:100]!r} is running.", request_id)
 
     def on_delta(self, own: OwnRequest, delta: Delta) -> None:

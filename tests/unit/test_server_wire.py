@@ -193,7 +193,6 @@ async def test_a_stop_while_the_prompt_is_encoded_keeps_the_request_from_the_eng
     text = SlowText()
     async with live(text=text) as served, raw(served) as socket:
         await greeted(socket)
-        await socket.recv()
         await socket.send(encode(wire.Chat(request_id="r", messages=tuple(HI))))
         await asyncio.sleep(pause_s)
         await socket.send(encode(wire.Stop(request_id="r")))
