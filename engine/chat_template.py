@@ -85,26 +85,41 @@ class ChatTemplate:
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as templates expect it: text content, and tool arguments as objects."""
+    """A message as templates expect it: text content, and tool arguments as objects. Raises `ChatTemplateError`."""
     plain = dict(message)
     content = plain.get("content")
     if content is None:
         plain["content"] = ""
     elif isinstance(content, list):
-        plain["content"] = "".join(part.get("text", "") for part in content if isinstance(part, Mapping))
-    if plain.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+        plain["content"] = "".join(map(_text_of, content))
+    elif not isinstance(content, str):
+        raise ChatTemplateError(f"the content of a message must be text, not {type(content).__name__}")
+    if calls := plain.get("tool_calls"):
+        if not isinstance(calls, list | tuple):
+            raise ChatTemplateError("tool_calls must be a list of calls")
+        plain["tool_calls"] = [_plain_call(call) for call in calls]
     return plain
 
 
-def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _text_of(part: Any) -> str:
+    text = part.get("text", "") if isinstance(part, Mapping) else ""
+    if not isinstance(text, str):
+        raise ChatTemplateError(f"the text of a content part must be text, not {type(text).__name__}")
+    return text
+
+
+def _plain_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ChatTemplateError("each of tool_calls must hold a function with a name and arguments")
     plain = dict(call)
-    function = plain.get("function")
-    if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+    if isinstance(function.get("arguments"), str):
         try:
             plain["function"] = {**function, "arguments": json.loads(function["arguments"])}
-        except json.JSONDecodeError:
-            pass
+        except ValueError:
+            pass  # a model may have written them; the template shows the text
+        except RecursionError:
+            raise ChatTemplateError("the arguments of a tool call are nested too deeply") from None
     return plain
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -262,6 +263,25 @@ def test_a_template_that_misbehaves_is_refused(source: str) -> None:
     with pytest.raises(ChatTemplateError) as refused:
         ChatTemplate(source).render(_MESSAGES)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"tool_calls": "x"},
+        {"tool_calls": 5},
+        {"tool_calls": ["x"]},
+        {"tool_calls": {"a": 1}},
+        {"tool_calls": [{"function": "f"}]},
+        {"tool_calls": [{}]},
+        {"tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]},
+        {"content": 5},
+        {"content": [{"type": "text", "text": None}]},
+    ],
+)
+def test_a_malformed_message_is_refused_in_a_sentence(part: dict[str, Any]) -> None:
+    with pytest.raises(ChatTemplateError, match=r"must|nested"):
+        ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "", **part}])
 
 
 def test_a_template_that_does_not_compile_is_refused() -> None:
