@@ -114,7 +114,7 @@ _ALL: Final = (
          none_word="auto", applies=Applies.RESTART),
     _int("kv_tokens", "KV_TOKENS", 64, 100_000_000, -1, _CAP, "Tokens that the KV pool holds.", unit="tokens",
          none_word="auto", applies=Applies.RESTART),
-    _float("swap_gb", "SWAP_GB", 0, 1024, 1.0, _CAP, "Host memory and disk for spilled KV.", unit="GB",
+    _float("swap_gb", "SWAP_GB", 0, 1024, 1.0, _CAP, "Host memory and disk together for spilled KV; 0 is off.", unit="GB",
            applies=Applies.RESTART),
     _bool("loop_watchdog", "CONTENT_LOOP_WATCHDOG", False, _OUT, "End an answer that repeats itself.", lossless=False),
     _int("think_budget", "THINK_BUDGET", 0, 1_000_000, -1, _OUT, "Thinking tokens before a forced close.", unit="tokens",

@@ -1,4 +1,4 @@
-"""Where spilled sequences wait: host memory up to a budget, then files that vanish with the process."""
+"""Where spilled sequences wait: host memory first, then files that vanish with the process, within one budget."""
 
 from __future__ import annotations
 
@@ -14,32 +14,42 @@ _DISK_RESERVE_BYTES = 1 << 30
 
 
 class SpillStore:
-    """Keeps one bundle of tensors per sequence, byte for byte."""
+    """Keeps one bundle of tensors per sequence, byte for byte; `limit_bytes` bounds memory and disk together."""
 
-    def __init__(self, memory_bytes: int, disk_reserve_bytes: int = _DISK_RESERVE_BYTES) -> None:
-        self._free = memory_bytes
+    def __init__(
+        self, limit_bytes: int, memory_bytes: int | None = None, disk_reserve_bytes: int = _DISK_RESERVE_BYTES
+    ) -> None:
+        """At most `memory_bytes` of the limit stay in memory (None: half), the rest goes to disk; 0 keeps nothing."""
+        self._free = limit_bytes
+        self._memory_free = limit_bytes // 2 if memory_bytes is None else memory_bytes
         self._reserve = disk_reserve_bytes
         self._memory: dict[int, tuple[int, Any]] = {}
-        self._files: dict[int, Path] = {}
+        self._files: dict[int, tuple[int, Path]] = {}
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def put(self, seq: int, bundle: dict[str, Any]) -> bool:
         """Keep `bundle` (tensors, numbers, lists and dicts of them) for `seq`; False when there is no room."""
         self.drop(seq)
         nbytes = _nbytes(bundle)
-        if nbytes <= self._free:
-            self._free -= nbytes
+        if nbytes > self._free:
+            return False
+        if nbytes <= self._memory_free:
+            self._memory_free -= nbytes
             self._memory[seq] = (nbytes, bundle)
-            return True
-        return self._write(seq, bundle, nbytes)
+        elif not self._write(seq, bundle, nbytes):
+            return False
+        self._free -= nbytes
+        return True
 
     def take(self, seq: int) -> dict[str, Any]:
         """Return and forget the bundle of `seq`. Raises `KeyError` where nothing was put."""
         if seq in self._memory:
             nbytes, bundle = self._memory.pop(seq)
             self._free += nbytes
+            self._memory_free += nbytes
             return dict(bundle)
-        path = self._files.pop(seq)
+        nbytes, path = self._files.pop(seq)
+        self._free += nbytes
         try:
             return dict(torch.load(path, weights_only=True))
         finally:
@@ -48,9 +58,13 @@ class SpillStore:
     def drop(self, seq: int) -> None:
         """Forget the bundle of `seq`, if any."""
         if seq in self._memory:
-            self._free += self._memory.pop(seq)[0]
+            nbytes, _ = self._memory.pop(seq)
+            self._free += nbytes
+            self._memory_free += nbytes
         if seq in self._files:
-            self._files.pop(seq).unlink(missing_ok=True)
+            nbytes, path = self._files.pop(seq)
+            self._free += nbytes
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._memory.clear()
@@ -70,7 +84,7 @@ class SpillStore:
         except (OSError, RuntimeError):
             path.unlink(missing_ok=True)
             return False
-        self._files[seq] = path
+        self._files[seq] = (nbytes, path)
         return True
 
 

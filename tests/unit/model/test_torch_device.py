@@ -27,6 +27,7 @@ from engine.model.kv import PagedKV
 from engine.model.load import open_source
 from engine.model.open import open_device
 from engine.model.reference import open_backend
+from engine.model.spill import SpillStore
 from engine.model.torch_device import TorchDevice
 from tests.unit.model.tiny import CONTEXT, LAYERS, VOCAB, write_tiny_gguf
 
@@ -169,8 +170,9 @@ def test_plans_reach_their_rows(device: TorchDevice) -> None:
 
 
 def test_a_spilled_sequence_goes_on_in_other_blocks_as_if_nothing_had_happened(path: Path) -> None:
-    for spill_bytes in (1 << 20, 0):  # in memory, then through a file
-        device = _open(path, spill_bytes=spill_bytes)
+    for memory_bytes in (1 << 20, 0):  # in memory, then through a file
+        device = _open(path)
+        device._spilled = SpillStore(1 << 20, memory_bytes)
         plain = _reply(device, 7)
         _reply(device, 6)
         kv = device._backend.kv
@@ -185,6 +187,19 @@ def test_a_spilled_sequence_goes_on_in_other_blocks_as_if_nothing_had_happened(p
         again = device.forward(Step(0, StepKind.DECODE, (step,))).sampled[0][0].token
         assert again == plain[6]
         device.close()
+
+
+def test_memory_and_disk_share_one_limit_and_none_keeps_nothing() -> None:
+    bundle = {"kv": torch.zeros(250)}  # 1000 bytes
+    store = SpillStore(2500, memory_bytes=1200)
+    assert [store.put(seq, bundle) for seq in range(3)] == [True, True, False]
+    assert (list(store._memory), list(store._files)) == ([0], [1])
+    store.drop(1)
+    assert store.put(2, bundle)
+    assert torch.equal(store.take(2)["kv"], bundle["kv"])
+    assert store.put(3, bundle)
+    store.close()
+    assert not SpillStore(0).put(0, bundle)
 
 
 def test_restoring_what_was_never_spilled_is_an_error(device: TorchDevice) -> None:
