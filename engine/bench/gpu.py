@@ -25,6 +25,7 @@ import torch
 from engine.bench.random_model import BLOCK_SIZE, SHAPES, make_kv, ragged_batch, random_weights
 from engine.bench.result import Spread, provenance
 from engine.model import graphs
+from engine.model.backend import Backend, Batch
 from engine.model.config import ModelConfig
 from engine.model.cuda.program import EARLY, LATE, LOGIT_ROWS, AttentionTiling, Launch
 from engine.model.cuda.tiling import Tiling, cut, tiling
@@ -159,30 +160,33 @@ def exactness(report: Report) -> None:
     step = ragged_batch(DEVICE, [(700, prompt[:4], blocks), (0, prompt[5:9], [7])])
     errors: dict[str, list[float]] = {"fused": [], "torch bf16": []}
     for batch in (first, step):
-        exact = wide.run(batch).logits
+        exact = _logits(wide, batch)
         for name, backend in (("fused", fused), ("torch bf16", plain)):
-            got = backend.run(batch).logits
-            assert got is not None and exact is not None  # noqa: S101, PT018
+            got = _logits(backend, batch)
             errors[name].append(float((got - exact).norm() / exact.norm()))
     for name, values in errors.items():
         report.add(f"error against float32, {name}", max(values))
     report.add("row invariant", _invariance(fused, prompt, blocks))
 
 
+def _logits(backend: Backend, batch: Batch) -> torch.Tensor:
+    logits = backend.run(batch).logits
+    if logits is None:
+        raise RuntimeError(f"Backend {backend.name} returned no logits.")
+    return logits
+
+
 def _invariance(fused: CudaBackend, prompt: list[int], blocks: list[int]) -> str:
     """The bits of rows at position 700 at every width against one row alone, and of a prompt in slices."""
     alone = []
     for at in range(8):
-        logits = fused.run(ragged_batch(DEVICE, [(700 + at, [prompt[at]], blocks)])).logits
-        assert logits is not None  # noqa: S101
-        alone.append(logits[0].clone())
+        alone.append(_logits(fused, ragged_batch(DEVICE, [(700 + at, [prompt[at]], blocks)]))[0].clone())
     bad = []
     for rows in (2, 3, 4, 5, 6, 8, 9, 16, 17, 32, 33, 64, 100, 128, 256):
         verify = min(rows, 8)
         crowd = [(at % 200, [prompt[at % 700]], list(range(200 + at, 200 + at + 13))) for at in range(rows - verify)]
         batch = ragged_batch(DEVICE, [*crowd, (700, prompt[:verify], blocks)])
-        logits = fused.run(batch).logits
-        assert logits is not None  # noqa: S101
+        logits = _logits(fused, batch)
         same = [bool(torch.equal(alone[at], logits[rows - verify + at])) for at in range(verify)]
         if not all(same):
             bad.append(f"{rows} rows: {sum(same)}/{verify}")
