@@ -77,12 +77,12 @@ async def test_a_dropped_connection_resumes_and_no_token_of_the_reply_is_lost(pa
     assert await page.text(".reply .words") == "abcdefhello"
 
 
-async def test_levers_set_at_the_start_are_shown_once_the_model_is_loaded(page: Page) -> None:
-    engine = FakeEngine(loads=False, levers=resolve(flags={"num_drafts": 7})[0])
-    async with live(engine, pages=routes()) as server:
+async def test_levers_set_at_the_start_are_shown_while_the_model_loads(page: Page) -> None:
+    values, sources = resolve(flags={"num_drafts": 7})
+    engine = FakeEngine(loads=False, levers=values)
+    async with live(engine, pages=routes(), levers=values, sources=sources) as server:
         await page.goto(f"{server.url}/#view=levers")
         await page.until(f"{CONDITION} === 'loading'")
-        engine.become_ready()
         await page.until("document.querySelector('[data-lever=num_drafts] .control > *').value === '7'")
         await page.call("Page.navigate", url="about:blank")
 
