@@ -41,13 +41,14 @@ def test_the_drafts_of_the_engine_hit_where_the_measurement_says_so(trained: tup
     file = load_head(folder / "head.safetensors")
     net = new_net(session.target, PLAN, session.taps)
     net.load_state_dict(file.tensors)
-    window = session.features.window(torch.arange(3).numpy())
+    rows = 4
+    window = session.features.window(torch.arange(rows).numpy())
     measured = MTPTraining(session.target, net, file.vocab_ids, PLAN).hits(window, 4, 60).int().cumprod(-1).sum(-1)
     head = MTPHead(tiny_backend(folder), file, torch.float32, ids=60)
-    for row in range(3):
+    for row in range(rows):
         walked = leading_hits(head, session, row, 4)
         assert walked == measured[row].tolist()[: len(walked)]
-    assert int(measured.max()) >= 2, "no chain of drafts was right, so nothing was compared"
+    assert int(measured.sum()) >= 3, "hardly a draft was right, so nothing was compared"
 
 
 def test_sequences_drafted_together_get_what_they_get_alone(trained: tuple[Path, dict[str, Any]]) -> None:
