@@ -130,8 +130,8 @@ class Router:
         """Why plain decoding is not on offer."""
         if engine.ctx.levers.text("mtp_gate") == "force":
             return GateReason.FORCE
-        pinned_tokens = 0 if is_row_invariant(engine) else engine.ctx.levers.int("spec_entry_pin_tokens")
-        return GateReason.ENTRY_PIN if min(seq.state.post_think for seq in seqs) < pinned_tokens else None
+        is_entry = min(seq.state.post_think for seq in seqs) < entry_pin_tokens(engine)
+        return GateReason.ENTRY_PIN if is_entry else None
 
     def _record_arm(self, engine: EngineState, choice: Choice, arm: ArmKey, outcome: Outcome) -> None:
         arbiter = self._arbiter
@@ -149,8 +149,9 @@ class Router:
 
     def _ask_gate(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], refusals: Refusals) -> Choice:
         levers, width = engine.ctx.levers, len(seqs)
-        gate = self._gates.setdefault(drafter, Gate(GateSettings.of(levers)))
-        gate.settings = GateSettings.of(levers)
+        settings = GateSettings.of(levers)
+        gate = self._gates.setdefault(drafter, Gate(settings))
+        gate.settings = settings
         depth = max(seq.seq_len for seq in seqs)
         gate.maybe_remeasure(depth, width)
         gate.note_depth(depth)
@@ -160,7 +161,7 @@ class Router:
                 drafter=drafter,
                 width=width,
                 least_answer_tokens=min(seq.state.post_think for seq in seqs),
-                entry_pin_tokens=0 if is_row_invariant(engine) else levers.int("spec_entry_pin_tokens"),
+                entry_pin_tokens=entry_pin_tokens(engine),
                 dflash_pin_c2=levers.flag("dflash_gate_pin_c2"),
             )
         )
@@ -190,9 +191,12 @@ class Router:
         self._speculates_width = speculates
 
 
-def is_row_invariant(engine: EngineState) -> bool:
-    """Verify and plain rows agree bitwise, so an answer cannot depend on which of them opened it: no entry pin."""
-    return engine.ctx.device.facts.row_invariant and engine.ctx.levers.flag("row_invariant")
+def entry_pin_tokens(engine: EngineState) -> int:
+    """Answer tokens that must speculate; none where verify and plain rows agree bitwise, since an answer then cannot
+    depend on which of them opened it."""
+    levers = engine.ctx.levers
+    agrees = engine.ctx.device.facts.row_invariant and levers.flag("row_invariant")
+    return 0 if agrees else levers.int("spec_entry_pin_tokens")
 
 
 def _record_decision(engine: EngineState, explanation: Explanation, step: int) -> None:

@@ -53,7 +53,7 @@ def choose_victim(engine: EngineState, seq: Sequence) -> Sequence:
 def park(engine: EngineState, seq: Sequence) -> None:
     """Take a sequence's blocks: spill them where there is a store, else prefill again later."""
     started = engine.ctx.clock.now_ns()
-    queues, device = engine.queues, engine.ctx.device
+    queues = engine.queues
     was_active = seq.status is Status.ACTIVE
     (queues.active if was_active else queues.prefilling).remove(seq)
     trim(engine, seq)
@@ -67,10 +67,7 @@ def park(engine: EngineState, seq: Sequence) -> None:
         seq.status = Status.SWAPPED
         queues.swapped.append(seq)
     else:
-        device.release(seq.number)
-        seq.requeue()
-        seq.status = Status.PREEMPTED
-        queues.preempted.append(seq)
+        _requeue(engine, seq)
     seq.account.preemptions += 1
     record_park(engine, seq, Lane.SWAP if spilled else Lane.PREEMPT, started, freed)
 
@@ -100,6 +97,14 @@ def _may_resume(engine: EngineState, seq: Sequence) -> bool:
     )
 
 
+def _requeue(engine: EngineState, seq: Sequence) -> None:
+    """Nothing is left of its KV: it will be prefilled again from its own tokens."""
+    engine.ctx.device.release(seq.number)
+    seq.requeue()
+    seq.status = Status.PREEMPTED
+    engine.queues.preempted.append(seq)
+
+
 def _spill(engine: EngineState, seq: Sequence) -> bool:
     """Whether the spill store took the blocks; a store that fails is a store without room."""
     try:
@@ -118,10 +123,7 @@ def _swap_in(engine: EngineState, seq: Sequence) -> None:
     except DeviceError:
         engine.pool.release(seq.blocks)
         seq.blocks = []
-        engine.ctx.device.release(seq.number)
-        seq.requeue()
-        seq.status = Status.PREEMPTED
-        engine.queues.preempted.append(seq)
+        _requeue(engine, seq)
         return
     seq.emitted_at_resume = len(seq.emitted)
     seat(engine, seq)
