@@ -12,8 +12,6 @@ from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcc
 from engine.drafters.arms import PLAIN, ArmKey
 from engine.drafters.costs import CostTable
 
-__all__ = ["PLAIN", "ArmKey", "Offer", "Promises"]
-
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
 
