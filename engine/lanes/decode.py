@@ -17,7 +17,7 @@ from engine.lanes.choice import Choice, Outcome, Router
 from engine.lanes.draft import NO_DRAFT, Drafting
 from engine.lanes.eligibility import LANE_OF
 from engine.lanes.emit import Committed, commit
-from engine.lanes.park import make_room, trim
+from engine.lanes.park import make_room, reserve, trim
 from engine.lanes.run import decode_segment, fail, run
 from engine.lanes.shadow import Shadow
 from engine.lanes.trace import Timing, Work, record_step
@@ -129,16 +129,12 @@ class Decode:
         return Drafted(drafts, lane, choice.drafter, k, reason)
 
     def _segments(self, engine: EngineState, seqs: list[Sequence], drafted: Drafted) -> list[Segment]:
-        """One segment per sequence; drafts for which the pool has no block are left out, nobody is parked for them."""
+        """One segment per sequence; drafts for which the pool has no block are left out."""
         segments = []
         for seq, draft in zip(seqs, drafted.drafts, strict=True):
-            need = engine.pool.blocks_for(seq.seq_len + 1 + len(draft.tokens)) - len(seq.blocks)
-            tokens = draft.tokens
-            if need > 0 and engine.pool.can_allocate(need):
-                seq.blocks.extend(engine.pool.allocate(need))
-            elif need > 0:
-                tokens = tokens[: len(seq.blocks) * engine.pool.block_size - seq.seq_len - 1]
-            segments.append(decode_segment(engine, seq, tokens))
+            reserve(engine, seq, seq.seq_len + 1 + len(draft.tokens))
+            room = len(seq.blocks) * engine.pool.block_size - seq.seq_len - 1
+            segments.append(decode_segment(engine, seq, draft.tokens[:room]))
         return segments
 
     def _commit(

@@ -13,6 +13,7 @@ from engine.drafters.ladder import AdaptiveSuspend, draft_count
 from engine.drafters.ngram import MatchObserver, NgramIndex, NgramSettings
 from engine.lanes.chain import legal_prefix
 from engine.lanes.eligibility import HEADS
+from engine.lanes.park import reserve
 
 NO_DRAFT = Draft()
 
@@ -113,6 +114,8 @@ class Drafting:
         for seq, count in zip(seqs, counts, strict=True):
             saved = device.saved_hidden(seq.number) if drafter in HEADS else seq.seq_len - 1
             if count > 0 and saved >= 0 and not self.is_suspended(engine, seq) and seq.last_token is not None:
+                # A drafter writes rows of its own beside those of the verify: a chain ends where the blocks do.
+                reserve(engine, seq, seq.seq_len + 1 + count)
                 items.append(
                     DraftItem(
                         seq=seq.number,

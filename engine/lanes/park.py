@@ -31,6 +31,13 @@ def make_room(engine: EngineState, seq: Sequence, length: int) -> bool:
     return True
 
 
+def reserve(engine: EngineState, seq: Sequence, length: int) -> None:
+    """Give `seq` blocks for `length` tokens where the pool has them: nobody is parked for drafts."""
+    need = engine.pool.blocks_for(length) - len(seq.blocks)
+    if need > 0 and engine.pool.can_allocate(need):
+        seq.blocks.extend(engine.pool.allocate(need))
+
+
 def trim(engine: EngineState, seq: Sequence) -> None:
     """Give back the blocks that lie wholly beyond what was fed."""
     keep = engine.pool.blocks_for(seq.seq_len)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from engine.core.device import DeviceError, Draft, DrafterName
+from engine.core.device import DeviceError, Draft, DrafterName, DraftItem
 from engine.lanes.park import choose_victim
 from engine.protocol.commands import Shutdown, Switches
 from engine.protocol.events import Delta, LeverChanged, Snapshot
@@ -304,6 +304,24 @@ def test_rejected_drafts_leave_no_block_behind() -> None:
         bench.tick()
         (seq,) = bench.engine.queues.active
         assert len(seq.blocks) == bench.engine.pool.blocks_for(seq.seq_len)
+
+
+def test_a_draft_chain_has_blocks_for_all_its_rows() -> None:
+    """A drafter writes KV rows above the history; where its blocks end it would have to stop short."""
+    short: list[int] = []
+
+    class Watching(ScriptedDevice):
+        def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
+            short.extend(
+                item.seq_len for item in items if len(item.blocks) * self.block_size < item.seq_len + 1 + item.count
+            )
+            return super().draft(drafter, items, conf_min)
+
+    bench = Workbench(Watching(drafters=MTP), drafter="mtp", mtp_gate="force")
+    bench.submit("a", max_tokens=60)
+    bench.run()
+    assert bench.sink.steps("mtp")
+    assert not short
 
 
 def test_auto_never_chooses_a_copy_where_there_is_nothing_to_copy() -> None:
