@@ -107,20 +107,26 @@ inline __m256i four_of(const int8_t* x) {
     __builtin_memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
+// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
 #if defined(__AVXVNNI__)
-inline LaneI dot_nibbles(LaneI acc, LaneW w, const int8_t* x) {
-    return {_mm256_dpbusd_avx_epi32(acc.v, w.v, four_of(x))};
+inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
+    METRALE_UNROLL
+    for (int g = 0; g < 8; ++g) acc.v = _mm256_dpbusd_avx_epi32(acc.v, w[g].v, four_of(x + 4 * g));
+    return acc;
 }
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
 inline LaneW lane_bytes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline LaneI dot_bytes(LaneI acc, LaneW w, const int8_t* x) { return dot_nibbles(acc, w, x); }
+inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
 #else
 inline LaneI add_pairs(LaneI acc, __m256i pairs) {
     return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
 }
-inline LaneI dot_nibbles(LaneI acc, LaneW w, const int8_t* x) {  // 2 * 15 * 127 fits 16 bits
-    return add_pairs(acc, _mm256_maddubs_epi16(w.v, four_of(x)));
+inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {  // 16 * 15 * 127 fits 16 bits
+    __m256i pairs = _mm256_maddubs_epi16(w[0].v, four_of(x));
+    METRALE_UNROLL
+    for (int g = 1; g < 8; ++g) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g].v, four_of(x + 4 * g)));
+    return add_pairs(acc, pairs);
 }
 // Signed again, and |w| times x with w's sign: 2 * 128 * 127 still fits 16 bits, 2 * 255 * 127 would saturate.
 constexpr int32_t kByteOffset = 0;
@@ -128,8 +134,13 @@ inline LaneW lane_bytes(const uint8_t* p) {
     const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm256_xor_si256(stored, _mm256_set1_epi8(-128))};
 }
-inline LaneI dot_bytes(LaneI acc, LaneW w, const int8_t* x) {
-    return add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w.v), _mm256_sign_epi8(four_of(x), w.v)));
+inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) {
+    METRALE_UNROLL
+    for (int g = 0; g < 8; ++g) {
+        const __m256i signed_x = _mm256_sign_epi8(four_of(x + 4 * g), w[g].v);
+        acc = add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w[g].v), signed_x));
+    }
+    return acc;
 }
 #endif
 

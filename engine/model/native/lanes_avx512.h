@@ -77,11 +77,16 @@ inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
 inline LaneW lane_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
-inline LaneI dot_nibbles(LaneI acc, LaneW w, const int8_t* x) {
-    int32_t four;
-    __builtin_memcpy(&four, x, 4);
-    return {_mm512_dpbusd_epi32(acc.v, w.v, _mm512_set1_epi32(four))};
+// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
+inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
+    METRALE_UNROLL
+    for (int g = 0; g < 8; ++g) {
+        int32_t four;
+        __builtin_memcpy(&four, x + 4 * g, 4);
+        acc.v = _mm512_dpbusd_epi32(acc.v, w[g].v, _mm512_set1_epi32(four));
+    }
+    return acc;
 }
-inline LaneI dot_bytes(LaneI acc, LaneW w, const int8_t* x) { return dot_nibbles(acc, w, x); }
+inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
 
 }  // namespace

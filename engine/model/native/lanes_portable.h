@@ -106,12 +106,14 @@ inline LaneW lane_bytes(const uint8_t* p) {
 }
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
-inline LaneI dot_nibbles(LaneI acc, LaneW w, const int8_t* x) {
-    for (int i = 0; i < 16; ++i)
-        for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(w.v[4 * i + j]) * x[j];
+// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
+inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
+    for (int g = 0; g < 8; ++g)
+        for (int i = 0; i < 16; ++i)
+            for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(w[g].v[4 * i + j]) * x[4 * g + j];
     return acc;
 }
-inline LaneI dot_bytes(LaneI acc, LaneW w, const int8_t* x) { return dot_nibbles(acc, w, x); }
+inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
 
 #undef METRALE_EACH
 

@@ -23,7 +23,7 @@ struct Q40 {
     static void unpack(const uint8_t* p, LaneW w[8]) {
         for (int i = 0; i < 4; ++i) lane_nibbles(p + 64 * i, w[i], w[i + 4]);
     }
-    static LaneI dot(LaneI acc, LaneW w, const int8_t* x) { return dot_nibbles(acc, w, x); }
+    static LaneI dot(LaneI start, const LaneW w[8], const int8_t* x) { return dot_nibbles(start, w, x); }
 };
 struct Q41 : Q40 {
     static constexpr int kOffset = 0;
@@ -35,7 +35,7 @@ struct Q80 {
     static void unpack(const uint8_t* p, LaneW w[8]) {
         for (int i = 0; i < 8; ++i) w[i] = lane_bytes(p + 64 * i);
     }
-    static LaneI dot(LaneI acc, LaneW w, const int8_t* x) { return dot_bytes(acc, w, x); }
+    static LaneI dot(LaneI start, const LaneW w[8], const int8_t* x) { return dot_bytes(start, w, x); }
 };
 
 // out[m][0..15] = the tile's 16 rows times activation row row0 + m, for N rows.
@@ -63,12 +63,10 @@ void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_
             for (int m = 0; m < N; ++m) {
                 const QuantBlock& block = rows[b * kRowGroup + m];
                 LaneI dot = lane_splat_int(Format::kOffset ? -Format::kOffset * block.q_sum : 0);
-                METRALE_UNROLL
-                for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], block.q + 4 * g);
+                dot = Format::dot(dot, weights, block.q);
                 if (block.wide) {
                     dot = lane_times_256_plus(dot, Format::kOffset ? -Format::kOffset * block.low_sum : 0);
-                    METRALE_UNROLL
-                    for (int g = 0; g < 8; ++g) dot = Format::dot(dot, weights[g], block.low + 4 * g);
+                    dot = Format::dot(dot, weights, block.low);
                 }
                 acc[m] = fma(to_float(dot), scale * lane_splat(block.scale), acc[m]);
                 if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(block.sum), acc[m]);
