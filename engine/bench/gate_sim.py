@@ -23,7 +23,7 @@ from engine.bench.gate_trace import MOST_COPIED, MOST_DRAFTS, Floats, Trace, ran
 from engine.bench.result import BenchResult
 from engine.core.device import DrafterName
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
-from engine.drafters.arms import PLAIN, ArmKey, arms_of
+from engine.drafters.arms import PLAIN, ArmKey, Offer, arms_of
 from engine.drafters.gate import Arm, Gate, GateSettings
 
 
@@ -68,12 +68,13 @@ def gate_time(trace: Trace, gate: Gate, arm: ArmKey) -> float:
 def arbiter_time(trace: Trace, arbiter: Arbiter) -> float:
     """Nanoseconds under the arbiter with an MTP head of up to 5 drafts and copies of up to 16."""
     at, wall, pending = 0.0, 0.0, False
-    guesses, copies = arms_of(DrafterName.MTP, MOST_DRAFTS), arms_of(DrafterName.NGRAM, MOST_COPIED)
+    guesses: Offer = {None: (0,), DrafterName.MTP: range(1, MOST_DRAFTS + 1)}
+    with_copies: Offer = {**guesses, DrafterName.NGRAM: range(1, MOST_COPIED + 1)}
     while at < trace.length:
         position = int(at)
         width = int(trace.width[position])
         match_len = int(trace.match_len[position]) if width == 1 else 0
-        offer = [PLAIN, *guesses, *(copies if match_len >= 2 else ())]
+        offer = with_copies if match_len >= 2 else guesses
         arm = arbiter.choose(offer, int(trace.depth[position]), width, match_len)
         bootstrap = arm.drafter is DrafterName.MTP and not pending
         step, drafting = trace.step_ns(position, arm, bootstrap=bootstrap)

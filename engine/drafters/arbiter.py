@@ -16,10 +16,10 @@ from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import MatchAcceptance
-from engine.drafters.arms import PLAIN, ArmKey
+from engine.drafters.arms import PLAIN, ArmKey, Offer
 from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
 from engine.drafters.gate import GateSettings
-from engine.drafters.promise import Offer, Promises
+from engine.drafters.promise import Promises
 from engine.drafters.standing import Base, Delivered, Probe, Standing
 from telemetry.names import GateReason
 
@@ -34,7 +34,7 @@ SUSPECT_STEPS: Final = 8
 VALID_WINDOWS: Final = 4
 
 
-SHOWN_STEPS: Final = 8
+SHOWN_STEPS: Final = 16
 """Evidence is laid out for the record so often; doing it at every step cost 4 % of a fast one."""
 
 FIRST_BASES: Final = (DrafterName.MTP, DrafterName.DFLASH)
@@ -66,7 +66,9 @@ class Arbiter:
         self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
         self._promises = Promises()
         self._standings: dict[Base, Standing] = {}
+        self._offered: Offer = {}
         self._offer: Offer = {}
+        """What is on offer but for copies."""
         self._delivered = Delivered()
         self._probe: Probe | None = None
         self._shortfalls = 0
@@ -90,27 +92,26 @@ class Arbiter:
 
     def choose(
         self,
-        available: Sequence[ArmKey],
+        offer: Offer,
         depth: int,
         width: int,
         match_len: int = 0,
         pinned: GateReason | None = None,
     ) -> ArmKey:
-        """The arm of this step, one of `available` (plain where that is empty).
+        """The arm of this step, one of the `offer` (plain where that is empty).
 
         `match_len` is `NgramIndex.match_len`; without it no n-gram arm is taken. `pinned` says why plain is not on
         offer although it could run (`entry_pin`, `force`); it only shows in the explanation."""
         self._pinned = pinned
         self._note(depth, width, match_len)
         self._set_price()
-        offer: dict[Base, list[int]] = {}
-        for arm in available:
-            offer.setdefault(arm.drafter, []).append(arm.drafts)
-        copies = offer.pop(DrafterName.NGRAM, [])
-        self._offer = offer
+        if offer is not self._offered:
+            self._offered = offer
+            self._offer = {base: counts for base, counts in offer.items() if base is not DrafterName.NGRAM}
+        copies = offer.get(DrafterName.NGRAM)
         if not self._standings:
-            self.base = next((base for base in FIRST_BASES if base in offer), None)
-        self._arm, worth = self._pick_base() if offer else (PLAIN, -math.inf)
+            self.base = next((base for base in FIRST_BASES if base in self._offer), None)
+        self._arm, worth = self._pick_base() if self._offer else (PLAIN, -math.inf)
         if copies and match_len and self._may_copy():
             copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price)
             if copy_worth > worth:
@@ -158,7 +159,7 @@ class Arbiter:
         self._promises.calibrated(drafter).add(confidences, accepted)
 
     def explain(self) -> Explanation:
-        """The last choice and its evidence; while the base merely holds, the evidence shown is up to 8 steps old."""
+        """The last choice and its evidence; while the base merely holds, the evidence shown is up to 16 steps old."""
         shown = self._shown
         if shown is None or self._reason is not GateReason.HOLD or self._step - shown.step >= SHOWN_STEPS:
             shown = self._shown = _Shown(
@@ -247,7 +248,10 @@ class Arbiter:
     # Evidence
 
     def _standing(self, base: Base) -> Standing:
-        return self._standings.setdefault(base, Standing())
+        found = self._standings.get(base)
+        if found is None:
+            found = self._standings[base] = Standing()
+        return found
 
     def _best(self, base: Base) -> ArmKey:
         return self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]

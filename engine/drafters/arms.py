@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -23,8 +24,17 @@ class ArmKey:
 
 PLAIN: Final = ArmKey()
 
+Offer = Mapping[DrafterName | None, Sequence[int]]
+"""Rising draft counts by drafter; plain offers 0."""
+
+
+@cache
+def arm_of(drafter: DrafterName | None, drafts: int) -> ArmKey:
+    """The one key of an arm."""
+    return ArmKey(drafter, drafts)
+
 
 @cache
 def arms_of(drafter: DrafterName, most: int) -> tuple[ArmKey, ...]:
     """The arms of a drafter with 1 to `most` drafts."""
-    return tuple(ArmKey(drafter, drafts) for drafts in range(1, most + 1))
+    return tuple(arm_of(drafter, drafts) for drafts in range(1, most + 1))

@@ -16,7 +16,7 @@ WEIGHT: Final = 0.03
 COMMON_WEIGHT: Final = 0.05
 """Share of a surprise that is taken for the machine's speed, which moves all costs alike."""
 SPREAD_WEIGHT: Final = 0.06
-CURVE_STEPS: Final = 8
+CURVE_STEPS: Final = 16
 """Costs move slowly, so the lines through them are drawn anew every few steps only."""
 CURIOSITY: Final = 1.0
 RETURN_WEIGHT: Final = 0.3

@@ -174,5 +174,5 @@ def width_bucket(width: int) -> int:
 
 def is_other_depth(anchor: int, depth: int) -> bool:
     """Whether the context has doubled or halved, both floored at 512 tokens."""
-    low, high = sorted((max(anchor, DEPTH_FLOOR), max(depth, DEPTH_FLOOR)))
-    return high >= DEPTH_FACTOR * low
+    anchor, depth = max(anchor, DEPTH_FLOOR), max(depth, DEPTH_FLOOR)
+    return depth >= DEPTH_FACTOR * anchor or anchor >= DEPTH_FACTOR * depth

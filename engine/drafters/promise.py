@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcceptance
-from engine.drafters.arms import PLAIN, ArmKey
+from engine.drafters.arms import ArmKey, arm_of
 from engine.drafters.costs import CostTable
 
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
-
-Offer = Mapping[DrafterName | None, Sequence[int]]
-"""Draft counts by drafter; plain offers 0."""
 
 
 @dataclass(slots=True)
@@ -41,7 +38,10 @@ class Promises:
         self.bucket, self.width, self.match_len = bucket, max(width, 1), match_len
 
     def accepts(self, drafter: DrafterName) -> PositionAcceptance:
-        return self.acceptance.setdefault(drafter, PositionAcceptance())
+        found = self.acceptance.get(drafter)
+        if found is None:
+            found = self.acceptance[drafter] = PositionAcceptance()
+        return found
 
     def calibrated(self, drafter: DrafterName) -> Calibration:
         return self.calibration.setdefault(drafter, Calibration())
@@ -62,14 +62,19 @@ class Promises:
         return self.width * (1 + self.accepted(arm.drafter, arm.drafts)[arm.drafts]) / wall_ns if wall_ns else 0.0
 
     def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> tuple[ArmKey, float]:
-        """The draft count that wins most tokens over spending the step's time at `price` tokens per nanosecond."""
-        most = max(counts)
+        """The draft count that wins most tokens over spending the step's time at `price` tokens per nanosecond; of
+        several that win as much the largest. `counts` rise."""
+        most = counts[-1]
         curve, accepted, width = self.costs.curve(drafter, most), self.accepted(drafter, most), self.width
         if curve is None:
-            return ArmKey(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
+            return arm_of(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
         hopeful, price = curve.hopeful, price * self.costs.scale
-        worth, drafts = max([(width * (1 + accepted[drafts]) - price * hopeful[drafts], drafts) for drafts in counts])
-        return ArmKey(drafter, drafts), worth
+        best, most_worth = most, -math.inf
+        for drafts in counts:
+            worth = width * (1 + accepted[drafts]) - price * hopeful[drafts]
+            if worth >= most_worth:
+                best, most_worth = drafts, worth
+        return arm_of(drafter, best), most_worth
 
     def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
         """Relative standard error of the rate."""

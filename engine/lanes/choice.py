@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cache
 
 from engine.core.device import Draft, DrafterName
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
-from engine.drafters.arms import PLAIN, ArmKey
+from engine.drafters.arms import ArmKey, Offer
 from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
 from engine.drafters.ladder import draft_count
@@ -17,11 +18,16 @@ from engine.lanes.draft import Drafting, capacity
 from engine.lanes.eligibility import LANE_OF, refusal, wanted_drafters
 from engine.lanes.emit import Committed
 from engine.lanes.trace import STEP_LEVEL
+from engine.levers.resolve import LeverState
 from telemetry.names import GateReason, Lane, Refusal
 from telemetry.record import RungRecord
 
 Refusals = tuple[tuple[str, str], ...]
 COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+MOST_COUNTED = COPY_COUNTS[-1]
+"""Room beyond this changes no draft count."""
+OFFERS_KEPT = 256
+OfferKey = tuple[int, tuple[DrafterName, ...], int, int, bool]
 ORDER = (DrafterName.NGRAM, DrafterName.SELF, DrafterName.MTP, DrafterName.DFLASH)
 
 
@@ -64,6 +70,8 @@ class Router:
         self._arbiter = Arbiter(ArbiterSettings())
         self._drafting.observer = self._arbiter.matches
         self._speculates_width: bool | None = None
+        self._offers: dict[OfferKey, Offer] = {}
+        self._settings: tuple[int, GateSettings] | None = None
 
     def choose(self, engine: EngineState, seqs: Seq[Sequence]) -> Choice:
         wanted = wanted_drafters(engine)
@@ -98,33 +106,34 @@ class Router:
     def _ask_arbiter(
         self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], refusals: Refusals
     ) -> Choice:
-        levers, arbiter = engine.ctx.levers, self._arbiter
-        arbiter.settings = ArbiterSettings.of(levers)
-        arms = [ArmKey(drafter, count) for drafter in able for count in self._counts(engine, drafter, seqs)]
+        arbiter = self._arbiter
+        arbiter.settings = self._gate_settings(engine)
         pinned = self._pinned(engine, seqs)
-        if pinned is None or all(arm.drafter is DrafterName.NGRAM for arm in arms):
-            arms.insert(0, PLAIN)
-        match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in able else 0
-        arm = arbiter.choose(arms, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
-        rest = tuple(
-            (LANE_OF[drafter].value, (Refusal.GATE if arm.drafter is None else Refusal.NOT_CHOSEN).value)
-            for drafter in able
-            if drafter is not arm.drafter
-        )
-        if arm.drafter is None:
-            rest = (*rest, (Lane.PIPELINED, Refusal.SPECULATION))
-        return Choice(arm.drafter, arm.drafts, (*refusals, *rest), arm=arm)
+        offer = self._offer(engine, able, seqs, pinned)
+        match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in offer else 0
+        arm = arbiter.choose(offer, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
+        return Choice(arm.drafter, arm.drafts, (*refusals, *_not_chosen(tuple(able), arm.drafter)), arm=arm)
 
-    def _counts(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence]) -> Seq[int]:
-        """Draft counts on offer: every one up to the bound for heads, a few spread ones for copies."""
+    def _offer(
+        self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], pinned: GateReason | None
+    ) -> Offer:
+        """Draft counts of every drafter, laid out once for as long as nothing changes that they depend on."""
         levers = engine.ctx.levers
-        room = min(capacity(engine, seq) for seq in seqs)
-        if room < 1:
-            return ()
-        if drafter is DrafterName.NGRAM:
-            return [count for count in COPY_COUNTS if count <= min(room, levers.int("ngram_copy_max"))]
-        most, _ = draft_count(levers.int("num_drafts"), levers.ladder, len(seqs), None, (room,))
-        return range(1, most + 1)
+        room = min(MOST_COUNTED, *(capacity(engine, seq) for seq in seqs))
+        key = (levers.version, tuple(able), len(seqs), room, pinned is None)
+        offer = self._offers.get(key)
+        if offer is None:
+            if len(self._offers) >= OFFERS_KEPT:
+                self._offers.clear()
+            offer = self._offers[key] = _offer(levers, *key[1:])
+        return offer
+
+    def _gate_settings(self, engine: EngineState) -> GateSettings:
+        """The levers' settings, made anew only when a lever has changed."""
+        levers = engine.ctx.levers
+        if self._settings is None or self._settings[0] != levers.version:
+            self._settings = (levers.version, GateSettings.of(levers))
+        return self._settings[1]
 
     def _pinned(self, engine: EngineState, seqs: Seq[Sequence]) -> GateReason | None:
         """Why plain decoding is not on offer."""
@@ -149,9 +158,8 @@ class Router:
 
     def _ask_gate(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], refusals: Refusals) -> Choice:
         levers, width = engine.ctx.levers, len(seqs)
-        settings = GateSettings.of(levers)
-        gate = self._gates.setdefault(drafter, Gate(settings))
-        gate.settings = settings
+        gate = self._gates.setdefault(drafter, Gate(self._gate_settings(engine)))
+        gate.settings = self._gate_settings(engine)
         depth = max(seq.seq_len for seq in seqs)
         gate.maybe_remeasure(depth, width)
         gate.note_depth(depth)
@@ -189,6 +197,26 @@ class Router:
         if self._speculates_width not in (None, speculates):
             engine.ctx.telemetry.append(RungRecord(engine.ctx.clock.now_ns(), engine.tick, width, most, speculates))
         self._speculates_width = speculates
+
+
+def _offer(levers: LeverState, able: tuple[DrafterName, ...], width: int, room: int, offers_plain: bool) -> Offer:
+    """Every draft count up to the bound for heads, a few spread ones for copies; plain also where no head runs."""
+    heads = [drafter for drafter in able if drafter is not DrafterName.NGRAM] if room >= 1 else []
+    offer: dict[DrafterName | None, Seq[int]] = {None: (0,)} if offers_plain or not heads else {}
+    most, _ = draft_count(levers.int("num_drafts"), levers.ladder, width, None, (room,))
+    offer.update(dict.fromkeys(heads, range(1, most + 1)))
+    longest = min(room, levers.int("ngram_copy_max"))
+    if DrafterName.NGRAM in able and longest >= 1:
+        offer[DrafterName.NGRAM] = tuple(count for count in COPY_COUNTS if count <= longest)
+    return offer
+
+
+@cache
+def _not_chosen(able: tuple[DrafterName, ...], chosen: DrafterName | None) -> Refusals:
+    """Why the lanes of the others, and the pipelined one, do not run."""
+    reason = Refusal.GATE if chosen is None else Refusal.NOT_CHOSEN
+    rest = tuple((LANE_OF[drafter].value, reason.value) for drafter in able if drafter is not chosen)
+    return rest if chosen else (*rest, (Lane.PIPELINED.value, Refusal.SPECULATION.value))
 
 
 def entry_pin_tokens(engine: EngineState) -> int:

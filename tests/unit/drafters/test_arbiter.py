@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import Calibration, MatchAcceptance, PositionAcceptance
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
-from engine.drafters.arms import PLAIN, ArmKey, arms_of
+from engine.drafters.arms import PLAIN, ArmKey, Offer
 from engine.drafters.costs import HICCUP, Cost, CostTable
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
 MS = 1_000_000
 MTP, NGRAM, DFLASH = DrafterName.MTP, DrafterName.NGRAM, DrafterName.DFLASH
+
+
+def up_to(drafts: int) -> range:
+    return range(1, drafts + 1)
+
+
+ONLY_PLAIN: Offer = {None: (0,)}
 
 
 class Machine:
@@ -29,7 +36,7 @@ class Machine:
         self.copied = 0
         self.match_len = 0
         self.depth, self.width = 100, 1
-        self.offer: Sequence[ArmKey] = (PLAIN, *arms_of(MTP, 5))
+        self.offer: Offer = {None: (0,), MTP: up_to(5)}
         self.wall_ns = self.lost_ns = 0
         self.ran: list[ArmKey] = []
 
@@ -121,7 +128,7 @@ def test_the_base_changes_only_after_as_many_fresh_wins_as_dwell() -> None:
 
 def test_every_drafter_that_is_loaded_gets_its_trial_and_the_better_one_runs() -> None:
     machine = Machine()
-    machine.offer = (PLAIN, *arms_of(MTP, 5), *arms_of(DFLASH, 7))
+    machine.offer = {None: (0,), MTP: up_to(5), DFLASH: up_to(7)}
     right = {MTP: 1, DFLASH: 6}
 
     def step() -> ArmKey:
@@ -137,7 +144,7 @@ def test_every_drafter_that_is_loaded_gets_its_trial_and_the_better_one_runs() -
 
 def test_a_long_match_is_copied_and_a_weak_one_left_to_the_head() -> None:
     machine = Machine(right=2)
-    machine.offer = (PLAIN, *arms_of(MTP, 5), *arms_of(NGRAM, 16))
+    machine.offer = {None: (0,), MTP: up_to(5), NGRAM: up_to(16)}
     for match_len, hit in ((16, True), (2, False)) * 100:
         machine.arbiter.matches.observe_match(match_len, hit=hit)
     machine.step(200)
@@ -149,7 +156,7 @@ def test_a_long_match_is_copied_and_a_weak_one_left_to_the_head() -> None:
 
 def test_without_a_match_nothing_is_copied() -> None:
     machine = Machine(right=0)
-    machine.offer = (PLAIN, *arms_of(NGRAM, 16))
+    machine.offer = {None: (0,), NGRAM: up_to(16)}
     machine.copied = 8
     assert set(machine.step(100)) == {PLAIN}
 
@@ -157,17 +164,17 @@ def test_without_a_match_nothing_is_copied() -> None:
 def test_only_what_is_available_is_chosen() -> None:
     machine = Machine()
     machine.step(200)
-    machine.offer = (PLAIN,)
+    machine.offer = ONLY_PLAIN
     assert machine.step(3) == [PLAIN] * 3
-    machine.offer = (ArmKey(MTP, 2),)
+    machine.offer = {MTP: (2,)}
     assert machine.step(3) == [ArmKey(MTP, 2)] * 3
-    machine.offer = ()
+    machine.offer = {}
     assert machine.step() == [PLAIN]
 
 
 def test_a_bootstrap_is_paid_for_but_teaches_no_cost() -> None:
     arbiter = Arbiter(ArbiterSettings())
-    arbiter.choose((PLAIN, ArmKey(MTP, 3)), 100, 1)
+    arbiter.choose({None: (0,), MTP: (3,)}, 100, 1)
     arbiter.record(ArmKey(MTP, 3), 10 * MS, 1, 1, [(0, 0)])
     assert 3 not in arbiter._promises.costs.verify
     assert arbiter._promises.accepts(MTP).at[0].trials == 0
@@ -175,7 +182,7 @@ def test_a_bootstrap_is_paid_for_but_teaches_no_cost() -> None:
 
 def test_a_step_without_wall_time_is_ignored() -> None:
     arbiter = Arbiter(ArbiterSettings())
-    arbiter.choose((PLAIN,), 100, 1)
+    arbiter.choose(ONLY_PLAIN, 100, 1)
     arbiter.record(PLAIN, 0, 1, 1)
     assert not arbiter._promises.costs.verify
 
@@ -230,7 +237,7 @@ def test_the_explanation_names_every_arm_with_its_evidence() -> None:
 
 def test_copies_that_promise_more_than_they_deliver_are_given_up() -> None:
     machine = Machine(right=0)
-    machine.offer = (PLAIN, *arms_of(NGRAM, 16))
+    machine.offer = {None: (0,), NGRAM: up_to(16)}
     machine.match_len, machine.copied = 16, 0
     for _ in range(300):
         machine.arbiter.matches.observe_match(16, hit=True)
@@ -243,7 +250,7 @@ def test_a_stretch_without_its_drafter_does_not_unseat_the_base() -> None:
     machine = Machine()
     machine.step(200)
     everything = machine.offer
-    machine.offer = (PLAIN,)
+    machine.offer = ONLY_PLAIN
     machine.step(100)
     assert machine.arbiter.base is MTP
     machine.offer = everything
@@ -253,7 +260,7 @@ def test_a_stretch_without_its_drafter_does_not_unseat_the_base() -> None:
 def test_a_pinned_step_says_why_it_speculates() -> None:
     machine = Machine(right=0)
     machine.step(100)
-    arm = machine.arbiter.choose(arms_of(MTP, 3), 100, 1, pinned=GateReason.ENTRY_PIN)
+    arm = machine.arbiter.choose({MTP: up_to(3)}, 100, 1, pinned=GateReason.ENTRY_PIN)
     shown = machine.arbiter.explain()
     assert arm.drafter is MTP
     assert (shown.mode, shown.reason, shown.pinned) == ("plain", GateReason.ENTRY_PIN, True)
