@@ -20,7 +20,7 @@ PLAIN: Levers = {
     "trace_level": 0,
 }
 FLIPS: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("drafter", ("off", "ngram", "self", "mtp", "dflash", "auto")),
+    ("drafter", ("off", "ngram", "self", "mtp", "dflash", "combined", "auto")),
     ("num_drafts", (1, 2, 3, 5, 7)),
     ("mtp_gate", ("auto", "force")),
     ("k_ladder", ("1:7,4:3,16:1", "16:3")),
@@ -69,6 +69,10 @@ def ways(drafters: Sequence[str], batches: Sequence[int]) -> Iterator[Way]:
                     levers = {"drafter": drafter, "mtp_gate": "force", "num_drafts": drafts, "k_ladder": "64:7"}
                     yield Way(f"{drafter} x{drafts} b{batch}", batch, levers)
             yield Way(f"{drafter} gated b{batch}", batch, {"drafter": drafter})
+        if "mtp" in drafters:
+            for drafts in (1, 3, 7):
+                levers = {"drafter": "combined", "mtp_gate": "force", "num_drafts": drafts, "k_ladder": "64:7"}
+                yield Way(f"combined x{drafts} b{batch}", batch, levers)
         yield Way(f"auto b{batch}", batch, {"drafter": "auto"})
         yield Way(f"flips b{batch}", batch, {"drafter": "auto"}, flips=True)
         if batch > 1:

@@ -59,12 +59,12 @@ ArbiterSettings = GateSettings
 class Arbiter:
     """Call order of a step: `choose`, the step, `record`. Emitted tokens reach `matches` by `NgramIndex.append`."""
 
-    def __init__(self, settings: ArbiterSettings) -> None:
+    def __init__(self, settings: ArbiterSettings, promises: Promises | None = None) -> None:
         self.settings = settings
         """May be replaced between steps."""
         self.base: Base = None
         self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
-        self._promises = Promises()
+        self._promises = promises or Promises()
         self._standings: dict[Base, Standing] = {}
         self._offered: Offer = {}
         self._offer: Offer = {}
@@ -420,7 +420,7 @@ class Arbiter:
                     standing.is_stale,
                 )
             )
-        rows.append(("combined", self._delivered.rate * 1e9, 0.0, 0, not self._delivered.steps))
+        rows.append(("delivered", self._delivered.rate * 1e9, 0.0, 0, not self._delivered.steps))
         return tuple(rows)
 
     def _tokens_until_probe(self) -> int:

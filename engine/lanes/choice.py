@@ -11,11 +11,13 @@ from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.arms import ArmKey, Offer
+from engine.drafters.combine import longer_draft
 from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
 from engine.drafters.ladder import draft_count
+from engine.drafters.promise import Promises
 from engine.lanes.draft import Drafting, capacity
-from engine.lanes.eligibility import LANE_OF, refusal, wanted_drafters
+from engine.lanes.eligibility import HEADS, LANE_OF, refusal, wanted_drafters
 from engine.lanes.emit import Committed
 from engine.lanes.trace import STEP_LEVEL
 from engine.levers.resolve import LeverState
@@ -41,11 +43,13 @@ class Choice:
     refusals: tuple[tuple[str, str], ...] = ()
     may_run_ahead: bool = False
     """No speculation is configured for this batch."""
-    gated: DrafterName | None = None
-    """The drafter whose gate decided, also when it said no."""
+    gated: str = ""
+    """The value of the lever `drafter` whose gate decided, also when it said no."""
     pinned: Pin | None = None
     arm: ArmKey | None = None
     """What the arbiter chose (`drafter=auto`)."""
+    is_exact: bool = False
+    """`most` was chosen by evidence, so an n-gram copy is that long whatever its own window says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +66,21 @@ class Outcome:
 
 
 class Router:
-    """The gates of the drafters, the arbiter over all of them, and the width decision."""
+    """The gates of the drafters, what is known of their acceptance, the arbiter over all, and the width decision."""
 
     def __init__(self, drafting: Drafting) -> None:
         self._drafting = drafting
-        self._gates: dict[DrafterName, Gate] = {}
-        self._arbiter = Arbiter(ArbiterSettings())
-        self._drafting.observer = self._arbiter.matches
+        self._gates: dict[str, Gate] = {}
+        self._promises = Promises()
+        self._arbiter = Arbiter(ArbiterSettings(), self._promises)
+        self._drafting.observer = self._promises.matches
         self._speculates_width: bool | None = None
         self._offers: dict[OfferKey, Offer] = {}
         self._settings: tuple[int, GateSettings] | None = None
 
     def choose(self, engine: EngineState, seqs: Seq[Sequence]) -> Choice:
         wanted = wanted_drafters(engine)
-        reasons = {drafter: refusal(engine, drafter, seqs) for drafter in ORDER}
+        reasons = {drafter: refusal(engine, drafter, seqs, wanted) for drafter in ORDER}
         refusals = tuple((LANE_OF[drafter].value, reason.value) for drafter, reason in reasons.items() if reason)
         if not wanted:
             return Choice(None, refusals=refusals, may_run_ahead=True)
@@ -85,7 +90,7 @@ class Router:
             return Choice(None, refusals=(*refusals, (Lane.PIPELINED, Refusal.SPECULATION)))
         if engine.ctx.levers.text("drafter") == "auto":
             return self._ask_arbiter(engine, able, seqs, refusals)
-        return self._ask_gate(engine, able[0], seqs, refusals)
+        return self._ask_gate(engine, able, seqs, refusals)
 
     def trim(self, choice: Choice, draft: Draft) -> Draft:
         """The part of a draft that is worth verifying, by its confidences; all of it where the arbiter has no say."""
@@ -98,7 +103,7 @@ class Router:
         """Tell who decided what the step delivered, and record the decision."""
         if choice.arm is not None:
             self._record_arm(engine, choice, choice.arm, outcome)
-        elif choice.gated is not None:
+        elif choice.gated:
             self._record_gate(engine, choice, self._gates[choice.gated], outcome)
 
     # drafter=auto
@@ -112,7 +117,9 @@ class Router:
         offer = self._offer(engine, able, seqs, pinned)
         match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in offer else 0
         arm = arbiter.choose(offer, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
-        return Choice(arm.drafter, arm.drafts, (*refusals, *_not_chosen(tuple(able), arm.drafter)), arm=arm)
+        return Choice(
+            arm.drafter, arm.drafts, (*refusals, *_not_chosen(tuple(able), arm.drafter)), arm=arm, is_exact=True
+        )
 
     def _offer(
         self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], pinned: GateReason | None
@@ -154,11 +161,12 @@ class Router:
                 if confidences:
                     arbiter.record_confidences(arm.drafter, confidences, part.accepted)
 
-    # one drafter behind its gate
+    # one drafter, or two combined, behind their gate
 
-    def _ask_gate(self, engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], refusals: Refusals) -> Choice:
+    def _ask_gate(self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], refusals: Refusals) -> Choice:
         levers, width = engine.ctx.levers, len(seqs)
-        gate = self._gates.setdefault(drafter, Gate(self._gate_settings(engine)))
+        name = levers.text("drafter")
+        gate = self._gates.setdefault(name, Gate(self._gate_settings(engine)))
         gate.settings = self._gate_settings(engine)
         depth = max(seq.seq_len for seq in seqs)
         gate.maybe_remeasure(depth, width)
@@ -166,7 +174,7 @@ class Router:
         pinned = pin(
             PinFacts(
                 gate=levers.text("mtp_gate"),
-                drafter=drafter,
+                drafter=able[0],
                 width=width,
                 least_answer_tokens=min(seq.state.post_think for seq in seqs),
                 entry_pin_tokens=entry_pin_tokens(engine),
@@ -177,12 +185,26 @@ class Router:
         if gate.take_fresh_decision() is Decision.DISABLE_MTP:
             engine.ctx.device.sync_secondary()
         if arm is Arm.PLAIN:
-            refusals = (*refusals, (LANE_OF[drafter], Refusal.GATE), (Lane.PIPELINED, Refusal.SPECULATION))
-            return Choice(None, refusals=refusals, gated=drafter, pinned=pinned)
-        return Choice(drafter, levers.int("num_drafts"), refusals, gated=drafter, pinned=pinned)
+            refusals = (*refusals, *_not_chosen(tuple(able), None))
+            return Choice(None, refusals=refusals, gated=name, pinned=pinned)
+        if len(able) == 1:
+            return Choice(able[0], levers.int("num_drafts"), refusals, gated=name, pinned=pinned)
+        longer = self._longer_draft(engine, seqs[0])
+        refusals = (*refusals, *_not_chosen(tuple(able), longer.drafter))
+        return Choice(longer.drafter, longer.drafts, refusals, gated=name, pinned=pinned, is_exact=True)
+
+    def _longer_draft(self, engine: EngineState, seq: Sequence) -> ArmKey:
+        """A copy or the head's draft for the one active sequence (`drafter=combined`)."""
+        levers, room = engine.ctx.levers, capacity(engine, seq)
+        guesses, _ = draft_count(levers.int("num_drafts"), levers.ladder, 1, None, (room,))
+        longest = min(room, levers.int("ngram_copy_max"))
+        return longer_draft(self._promises, DrafterName.MTP, guesses, self._drafting.match_len(engine, seq), longest)
 
     def _record_gate(self, engine: EngineState, choice: Choice, gate: Gate, outcome: Outcome) -> None:
         _record_decision(engine, gate.explain(choice.pinned), outcome.step)
+        if choice.drafter in HEADS:
+            for part in outcome.work:
+                self._promises.accepts(choice.drafter).add(part.drafted, part.accepted)
         if choice.pinned is not None:
             return
         if choice.drafter is None:

@@ -118,8 +118,7 @@ class Decode:
         if choice.drafter is None:
             engine.refusals = engine.refusals if choice.may_run_ahead else choice.refusals
             return Drafted([NO_DRAFT for _ in seqs], Lane.PLAIN, None)
-        exact = choice.arm is not None
-        drafts, k, reason = self.drafting.propose(engine, choice.drafter, seqs, choice.most, exact)
+        drafts, k, reason = self.drafting.propose(engine, choice.drafter, seqs, choice.most, choice.is_exact)
         drafts = [self.router.trim(choice, draft) for draft in drafts]
         engine.refusals = choice.refusals
         lane = LANE_OF[choice.drafter]

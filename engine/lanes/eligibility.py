@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from functools import cache
 
 from engine.core.device import DrafterName
 from engine.core.sequence import Sequence
@@ -22,18 +23,30 @@ HEADS = frozenset({DrafterName.MTP, DrafterName.DFLASH})
 
 def wanted_drafters(engine: EngineState) -> frozenset[DrafterName]:
     """The drafters that the levers ask for, loaded or not; empty when speculation is off."""
-    lever = engine.ctx.levers.text("drafter")
-    if lever == "off" or engine.ctx.levers.text("mtp_gate") == "off":
+    levers, facts = engine.ctx.levers, engine.ctx.device.facts
+    if levers.text("mtp_gate") == "off":
         return frozenset()
-    if lever == "auto":
-        facts = engine.ctx.device.facts
-        return facts.drafters - facts.named_only | {DrafterName.NGRAM}
-    return frozenset({DrafterName(lever)})
+    return _named(levers.text("drafter"), facts.drafters, facts.named_only)
 
 
-def refusal(engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence]) -> Refusal | None:
-    """Why `drafter` may not run on `seqs`, or None when it may."""
-    if drafter not in wanted_drafters(engine):
+@cache
+def _named(lever: str, loaded: frozenset[DrafterName], named_only: frozenset[DrafterName]) -> frozenset[DrafterName]:
+    match lever:
+        case "off":
+            return frozenset()
+        case "auto":
+            return loaded - named_only | {DrafterName.NGRAM}
+        case "combined":
+            return frozenset({DrafterName.NGRAM, DrafterName.MTP})
+        case _:
+            return frozenset({DrafterName(lever)})
+
+
+def refusal(
+    engine: EngineState, drafter: DrafterName, seqs: Seq[Sequence], wanted: frozenset[DrafterName]
+) -> Refusal | None:
+    """Why `drafter` may not run on `seqs`, or None when it may. `wanted` is what the levers ask for."""
+    if drafter not in wanted:
         is_left_out = engine.ctx.levers.text("drafter") == "auto" and drafter in engine.ctx.device.facts.named_only
         return Refusal.NOT_CHOSEN if is_left_out else Refusal.LEVER_OFF
     if drafter is not DrafterName.NGRAM and drafter not in engine.ctx.device.facts.drafters:

@@ -63,8 +63,9 @@ _SPEC, _GATE, _DFLASH, _NGRAM = "speculation", "gate", "dflash", "ngram"
 _SCHED, _CAP, _OUT, _OBS = "scheduling", "capacity", "output", "observation"
 
 _ALL: Final = (
-    _choice("drafter", "DRAFTER", "off ngram self mtp dflash auto", "auto", _SPEC,
-            "Which drafter feeds the decode lane; auto lets the gate arbitrate among all that are loaded."),
+    _choice("drafter", "DRAFTER", "off ngram self mtp dflash combined auto", "auto", _SPEC,
+            "Which drafter feeds the decode lane; combined takes n-gram copies where they promise more accepted drafts"
+            " than the MTP head, auto whatever promises the most tokens a second among all that are loaded."),
     _int("num_drafts", "NUM_DRAFTS", 1, 15, 3, _SPEC, "Drafts per verify step at most.", unit="drafts"),
     _float("draft_conf_min", "MTP_DRAFT_CONF", 0, 1, 0.0, _SPEC, "Stop a draft chain below this confidence."),
     Lever("k_ladder", "METRALE_MTP_K_LADDER", Kind.TEXT, "4:3,8:3,16:1,32:1",

@@ -226,11 +226,11 @@ def test_the_explanation_names_every_arm_with_its_evidence() -> None:
     machine.step(300)
     record = machine.arbiter.explain().record(1, 2)
     names = [row[0] for row in record.arms]
-    assert names == ["plain", "mtp:3", "combined"]
+    assert names == ["plain", "mtp:3", "delivered"]
     rates = {row[0]: row[1] for row in record.arms}
     assert rates["plain"] == pytest.approx(100, rel=0.02)
     assert rates["mtp:3"] == pytest.approx(4 / 0.0139, rel=0.05)
-    assert rates["combined"] == pytest.approx(4 / 0.0139, rel=0.05)
+    assert rates["delivered"] == pytest.approx(4 / 0.0139, rel=0.05)
     assert (record.mode, record.reason, record.width_bucket) == ("mtp", "hold", 1)
     assert record.tokens_until_probe > 0
 

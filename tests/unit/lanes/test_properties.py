@@ -71,7 +71,7 @@ class World:
 
 
 FLIPS = {
-    "drafter": ["off", "ngram", "self", "mtp", "dflash", "auto"],
+    "drafter": ["off", "ngram", "self", "mtp", "dflash", "combined", "auto"],
     "num_drafts": ["1", "3", "7"],
     "mtp_gate": ["auto", "force", "off"],
     "k_ladder": ["1:7,8:3", "4:3,8:1"],

@@ -333,6 +333,33 @@ def test_auto_never_chooses_a_copy_where_there_is_nothing_to_copy() -> None:
     assert len(chosen) == len(bench.sink.steps("ngram"))
 
 
+def test_combined_copies_where_that_promises_more_and_asks_the_head_elsewhere() -> None:
+    bench = Workbench(
+        ScriptedDevice(drafters=MTP, next_token=cyclic_next, accuracy=lambda position, at: at < 1, max_context=200),
+        drafter="combined",
+        mtp_gate="force",
+    )
+    bench.submit("a", max_tokens=120)
+    bench.run()
+    lanes = [step.lane for step in bench.sink.steps("mtp", "ngram")]
+    assert lanes[0] == "mtp", "there is nothing to copy yet"
+    assert lanes[-3:-1] == ["ngram", "ngram"], "the alphabet has come round"
+    assert {reason for reason in refusals(bench, "ngram") if reason} == {"not_chosen"}
+    assert max(step.accepted for step in bench.sink.steps("ngram")) > 8
+
+
+def test_combined_without_a_head_or_for_a_wide_batch_is_what_is_left() -> None:
+    headless = Workbench(ScriptedDevice(next_token=cyclic_next, max_context=200), drafter="combined", mtp_gate="force")
+    headless.submit("a", max_tokens=80)
+    headless.run()
+    assert headless.sink.steps("ngram")
+    wide = Workbench(ScriptedDevice(drafters=MTP, next_token=cyclic_next), drafter="combined", mtp_gate="force")
+    for name in "ab":
+        wide.submit(name, max_tokens=30)
+    wide.run()
+    assert any(step.width == 2 and step.drafted for step in wide.sink.steps("mtp"))
+
+
 def test_each_flip_of_the_width_decision_is_an_event() -> None:
     bench = Workbench(ScriptedDevice(drafters=MTP), drafter="mtp", mtp_max_seqs=1)
     bench.submit("a", max_tokens=20)
