@@ -71,6 +71,14 @@ def ngram() -> Workbench:
     return bench.run()
 
 
+def combined() -> Workbench:
+    """Copies where the alphabet has come round, the head's drafts before."""
+    device = head(next_token=cyclic_next, accuracy=lambda position, at: at < 1)
+    bench = Workbench(device, drafter="combined", mtp_gate="force")
+    bench.submit("a", "qrstuv", max_tokens=34)
+    return bench.run()
+
+
 def self_spec() -> Workbench:
     bench = Workbench(head(SELF), drafter="self", mtp_gate="force")
     bench.submit("a", max_tokens=8)
@@ -234,6 +242,7 @@ SCENARIOS: dict[str, Callable[[], Workbench]] = {
         batched_mixed,
         unmixed_prefill_decodes_in_the_same_tick,
         ngram,
+        combined,
         self_spec,
         mtp_bootstrap,
         mtp_full_accept,

@@ -71,12 +71,12 @@ def test_a_loop_is_copied_beyond_the_end_of_the_history() -> None:
     assert index_of([1, 2, 3, 1, 2, 3]).copy(7) == (1, 2, 3, 1, 2, 3, 1)
 
 
-SHORT_MATCH = [1, 2, *range(10, 60), 1, 2]
-"""Ends in a match of two tokens, below the length that is trusted."""
+SHORT_MATCH = [1, *range(10, 60), 1]
+"""Ends in a match of one token, below the length that is trusted."""
 
 
 def test_the_window_starts_at_two_doubles_after_a_full_accept_and_is_capped() -> None:
-    index = index_of(SHORT_MATCH, copy_max=10)
+    index = index_of(SHORT_MATCH, copy_max=10, shortest=1)
     widths = []
     for _ in range(5):
         drafts = index.propose(99)
@@ -96,7 +96,7 @@ def test_a_partial_accept_keeps_the_window_and_a_miss_halves_it() -> None:
 
 
 def test_misses_back_off_one_two_four_steps_and_an_accept_ends_it() -> None:
-    index = index_of(SHORT_MATCH)
+    index = index_of(SHORT_MATCH, shortest=1)
     silent = []
     for _ in range(4):
         index.observe(1, 0)
@@ -104,17 +104,20 @@ def test_misses_back_off_one_two_four_steps_and_an_accept_ends_it() -> None:
     assert silent == [1, 2, 4, 8]
     index.observe(1, 1)
     index.observe(1, 0)
-    assert (index.propose(8), len(index.propose(8))) == ((), 2)
+    assert (index.propose(8), len(index.propose(8))) == ((), 1)
 
 
-def test_a_long_match_copies_as_much_as_it_matched_and_ignores_the_back_off() -> None:
+def test_a_match_of_two_or_more_copies_one_more_than_it_matched_and_ignores_the_back_off() -> None:
     index = index_of([1, 2, 3, 4, 5, *range(10, 60), 1, 2, 3, 4, 5])
     index.observe(2, 0)
-    assert index.propose(16) == (10, 11, 12, 13, 14)
+    assert index.propose(16) == (10, 11, 12, 13, 14, 15)
+    short = index_of([1, 2, *range(10, 60), 1, 2])
+    short.observe(2, 0)
+    assert short.propose(16) == (10, 11, 12)
 
 
 def test_a_step_that_drafted_nothing_says_nothing() -> None:
-    index = index_of(SHORT_MATCH)
+    index = index_of(SHORT_MATCH, shortest=1)
     index.observe(0, 0)
     assert len(index.propose(8)) == 2
 
