@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telemetry.record import GateRecord, StepRecord
+import numpy as np
+
+from telemetry.batch import Array, Batch
+from telemetry.record import GateRecord
 
 _DECAY = 0.99
 """Per step: about the last hundred plain steps count."""
 _ENOUGH = 8
-_EVERY = 8
-_PLAIN = ("plain", "pipelined")
+_PIPELINED = "pipelined"
+_PLAIN = ("plain", _PIPELINED)
 
 
 @dataclass(slots=True)
@@ -21,6 +24,14 @@ class _Bucket:
     gate: float | None = None
     """The gate's own estimate, used until enough steps were seen here."""
 
+    def take(self, tokens: Array, ns: Array) -> None:
+        """Plain steps, oldest first."""
+        weights = _DECAY ** np.arange(len(tokens) - 1, -1, -1)
+        decay = _DECAY ** len(tokens)
+        self.tokens = self.tokens * decay + float((weights * tokens).sum())
+        self.ns = self.ns * decay + float((weights * ns).sum())
+        self.steps += len(tokens)
+
 
 class PlainBaseline:
     """Decayed sums of plain steps; the gate's plain arm stands in where none ran yet."""
@@ -28,28 +39,36 @@ class PlainBaseline:
     def __init__(self) -> None:
         self._buckets: dict[int, _Bucket] = {}
         self._previous_end_ns = 0
-        self._decisions = 0
 
-    def step(self, record: StepRecord) -> float:
-        """Take a decode step; returns the nanoseconds that one token of one sequence takes plainly at this width, or 0.
+    def steps(self, batch: Batch, decoded: Array) -> Array:
+        """Take the steps of a batch, of which those `decoded` are a mask.
 
-        A pipelined step overlaps the one before it, so only the time since that one ended counts.
+        Returns [steps] the nanoseconds that one token of one sequence takes plainly at that width; 0 where that is
+        unknown. A pipelined step overlaps the one before it, so only the time since that one ended counts.
         """
-        bucket = self._bucket(record.width)
-        if record.lane in _PLAIN and not record.prefill_tokens and record.width:
-            start = max(record.start_ns, self._previous_end_ns) if record.lane == "pipelined" else record.start_ns
-            bucket.tokens = bucket.tokens * _DECAY + record.emitted
-            bucket.ns = bucket.ns * _DECAY + max(0, record.end_ns - start)
-            bucket.steps += 1
-        self._previous_end_ns = record.end_ns
-        speed = _speed(bucket)
-        return 1e9 * record.width / speed if speed else 0.0
+        steps = batch.table("steps")
+        width, end, start = (steps[name].astype(np.int64) for name in ("width", "end_ns", "start_ns"))
+        at = np.flatnonzero(decoded)
+        before = np.concatenate(([self._previous_end_ns], end[at]))
+        self._previous_end_ns = int(before[-1])
+        lane = steps["lane"][at]
+        overlaps = np.array([word == _PIPELINED for word in batch.words], np.bool_)[lane]
+        spent = (end[at] - np.where(overlaps, np.maximum(start[at], before[:-1]), start[at])).clip(0)
+        is_plain = np.array([word in _PLAIN for word in batch.words], np.bool_)[lane]
+        is_plain &= (steps["prefill_tokens"][at] == 0) & (width[at] > 0)
+        bucket_of = width_buckets(width)
+        plain_ns = np.zeros(len(width))
+        for key in np.unique(bucket_of[at]).tolist():
+            bucket = self._bucket(key)
+            mine = bucket_of[at] == key
+            bucket.take(steps["emitted"][at][mine & is_plain], spent[mine & is_plain])
+            speed = _speed(bucket)
+            if speed:
+                plain_ns[at[mine]] = 1e9 * width[at[mine]] / speed
+        return plain_ns
 
     def gate(self, record: GateRecord) -> None:
-        """An estimate changes once a window at most, so every eighth decision is enough to follow it."""
-        self._decisions += 1
-        if self._decisions % _EVERY != 1:
-            return
+        """Take the gate's own estimate of plain decoding."""
         for name, speed, *_ in record.arms:
             if name == "plain" and speed > 0:
                 self._bucket(record.width_bucket).gate = speed
@@ -64,11 +83,16 @@ class PlainBaseline:
         return {width: speed for width, speed in speeds if speed}
 
     def _bucket(self, width: int) -> _Bucket:
-        key = 1 << max(0, width - 1).bit_length()
+        key = int(width_buckets(np.array([width]))[0])
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket()
         return bucket
+
+
+def width_buckets(widths: Array) -> Array:
+    """The next power of two, as the gate counts widths."""
+    return 1 << np.ceil(np.log2(np.maximum(widths, 1))).astype(np.int64)
 
 
 def _speed(bucket: _Bucket) -> float | None:

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from telemetry.batch import Array
 from telemetry.database import Connection
 from telemetry.effects import Effect, effect, percent, sentence
 from telemetry.migrations import scalar
-from telemetry.rows import Array
 from telemetry.schema import DECODE
 
 _MOST_STEPS = 200_000

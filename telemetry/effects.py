@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
+from telemetry.batch import Array
 from telemetry.database import Connection
-from telemetry.rows import Array
 from telemetry.schema import DECODE
 
 WINDOW_S = 60.0

@@ -15,6 +15,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
+from telemetry.batch import Batch
 from telemetry.otel import SpanFactory
 from telemetry.record import AnyRecord, LeverRecord, LoadRecord, RequestRecord, RunRecord
 from telemetry.store import Store
@@ -156,27 +157,32 @@ class SpanWorker:
         self._store = store
         self._database = SimpleSpanProcessor(DuckDBSpanExporter(store))
         self.otlp = self._collector(otlp_endpoint) if otlp_endpoint else None
-        self._records: deque[AnyRecord | tuple[str, str]] = deque()
+        self._guard = threading.Lock()
+        self._work: deque[Batch | tuple[str, str]] = deque()
+        self._waiting = 0
         self._factory: SpanFactory | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry-spans", daemon=True)
         self._thread.start()
 
-    def put(self, records: Sequence[AnyRecord]) -> None:
+    def put(self, batches: Sequence[Batch]) -> None:
         """Queue what becomes SDK spans; without a collector that is only what is rare."""
-        wanted = records if self.otlp else [record for record in records if isinstance(record, (*_RARE, RunRecord))]
-        room = _WORKER_CAPACITY - len(self._records)
-        self._records.extend(wanted[: max(0, room)])
-        self._lose(len(wanted) - max(0, room))
+        for batch in batches if self.otlp else map(_rare_only, batches):
+            if self._waiting + len(batch) > _WORKER_CAPACITY:
+                self._lose(len(batch))
+            elif len(batch):
+                with self._guard:
+                    self._waiting += len(batch)
+                self._work.append(batch)
 
     def announce(self, request_id: str, trace_id: str) -> None:
         """The caller's trace of a request that was just accepted."""
-        if trace_id and len(self._records) < _WORKER_CAPACITY:
-            self._records.append((request_id, trace_id))
+        if trace_id and len(self._work) < _WORKER_CAPACITY:
+            self._work.append((request_id, trace_id))
 
     @property
     def queued(self) -> int:
-        return len(self._records) + (self.otlp.queued if self.otlp else 0)
+        return self._waiting + (self.otlp.queued if self.otlp else 0)
 
     def close(self) -> None:
         self._stopping.set()
@@ -188,9 +194,9 @@ class SpanWorker:
     def flush(self, timeout_s: float = 5.0) -> bool:
         """Wait until every queued record became spans (not until a collector took them)."""
         deadline = time.monotonic() + timeout_s
-        while self._records and time.monotonic() < deadline:
+        while self._work and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not self._records
+        return not self._work
 
     def _collector(self, endpoint: str) -> BoundedSpanProcessor:
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # we report its failures ourselves
@@ -205,18 +211,24 @@ class SpanWorker:
             self._end(self._factory.run_span(time.time_ns()), rare=False)
 
     def _drain(self) -> None:
-        while self._records:
-            record = self._records[0]
-            if isinstance(record, tuple):
-                if self._factory is not None:
-                    self._factory.announce(*record)
-            elif isinstance(record, RunRecord):
-                if self._factory is not None:
-                    self._end(self._factory.run_span(time.time_ns()), rare=False)
-                self._factory = SpanFactory(record)
+        while self._work:
+            work = self._work[0]
+            if isinstance(work, Batch):
+                for record in work.records():
+                    self._take(record)
+                with self._guard:
+                    self._waiting -= len(work)
             elif self._factory is not None:
-                self._make(record, self._factory)
-            self._records.popleft()
+                self._factory.announce(*work)
+            self._work.popleft()
+
+    def _take(self, record: AnyRecord) -> None:
+        if isinstance(record, RunRecord):
+            if self._factory is not None:
+                self._end(self._factory.run_span(time.time_ns()), rare=False)
+            self._factory = SpanFactory(record)
+        elif self._factory is not None:
+            self._make(record, self._factory)
 
     def _make(self, record: AnyRecord, factory: SpanFactory) -> None:
         rare = isinstance(record, _RARE)
@@ -240,6 +252,10 @@ class SpanWorker:
         if count > 0:
             self.lost["otlp"] += count
             self._store.lose("otlp", count)
+
+
+def _rare_only(batch: Batch) -> Batch:
+    return Batch(batch.run, others=[record for record in batch.others if isinstance(record, _RARE)])
 
 
 def traces_endpoint(endpoint: str) -> str:

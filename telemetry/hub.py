@@ -6,10 +6,15 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from telemetry.baseline import PlainBaseline
+from telemetry.batch import Batch
+from telemetry.folding import RequestPart, lane_totals, request_parts
 from telemetry.live import (
     Arm,
     GateState,
@@ -17,22 +22,11 @@ from telemetry.live import (
     LiveRequest,
     Percentiles,
     Window,
-    add_positions,
     percentiles,
 )
 from telemetry.metrics import Labels, RequestHistograms
 from telemetry.names import Finish
-from telemetry.record import (
-    AnyRecord,
-    GateRecord,
-    HealthRecord,
-    LeverRecord,
-    RequestRecord,
-    RunRecord,
-    SeqShare,
-    ShadowRecord,
-    StepRecord,
-)
+from telemetry.record import GateRecord, HealthRecord, LeverRecord, RequestRecord, RunRecord, ShadowRecord
 from telemetry.schema import DECODE
 
 __all__ = ["Hub", "LaneTotals", "LiveRequest", "Percentiles", "Subscription", "Window", "percentiles"]
@@ -46,6 +40,26 @@ _HEALTH = 60
 _LEVERS = 256
 
 Clock = Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the screens show of one step."""
+
+    tick: int
+    lane: str
+    width: int
+    refusals: tuple[tuple[str, str], ...]
+    kv_used: int
+    kv_total: int
+
+
+def _step_at(batch: Batch, at: int) -> _Step:
+    steps = {name: values[at].item() for name, values in batch.table("steps").items()}
+    return _Step(
+        steps["tick"], batch.words[steps["lane"]], steps["width"], batch.refusal_sets[steps["refusals"]],
+        steps["kv_used"], steps["kv_total"],
+    )  # fmt: skip
 
 
 class Hub:
@@ -63,8 +77,8 @@ class Hub:
         self.run: RunRecord | None = None
         self._offset_ns = offset_ns
         self.lanes: dict[str, LaneTotals] = {}
-        self._steps: StepRecord | None = None
-        self._decode: StepRecord | None = None
+        self._steps: _Step | None = None
+        self._decode: _Step | None = None
         self._gate: GateRecord | None = None
         self.switches = 0
         self._gate_mode = ""
@@ -87,15 +101,18 @@ class Hub:
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
-    def update(self, records: Iterable[AnyRecord]) -> None:
-        """Take a batch of records, oldest first."""
+    def update(self, batches: Iterable[Batch]) -> None:
+        """Take batches, oldest first."""
         with self.guard:
-            for record in records:
-                kind = type(record)
-                if kind is StepRecord:
-                    self._step(record)  # type: ignore[arg-type]
-                else:
-                    handler = _HANDLERS.get(kind)
+            for batch in batches:
+                if batch.run is not None:
+                    self._run(batch.run)
+                if batch.rows("steps"):
+                    self._take_steps(batch)
+                if batch.rows("gates"):
+                    self._take_gates(batch)
+                for record in batch.others:
+                    handler = _HANDLERS.get(type(record))
                     if handler is not None:
                         handler(self, record)
 
@@ -119,57 +136,57 @@ class Hub:
         self._reset(record.unix_ns - record.clock_ns)
         self.run = record
 
-    def _step(self, record: StepRecord) -> None:
-        lane = self.lanes.get(record.lane)
-        if lane is None:
-            lane = self.lanes[record.lane] = LaneTotals()
-        lane.steps += 1
-        lane.tokens += record.emitted
-        lane.prefill_tokens += record.prefill_tokens
-        lane.ns += record.end_ns - record.start_ns
-        if record.drafted:
-            lane.drafted += record.drafted
-            lane.accepted += record.accepted
-            add_positions(lane.drafted_at, record.drafted_at)
-            add_positions(lane.accepted_at, record.accepted_at)
-        self._steps = record
-        self.tokens_out += record.emitted
-        self.tokens_in += record.prefill_tokens
-        if record.cached_tokens:
-            self.cached_tokens += record.cached_tokens
-        plain_ns = 0.0
-        if record.lane in DECODE:
-            self._decode = record
-            for refusal in record.refusals:
-                self.refusals[refusal] += 1
-            plain_ns = self.baseline.step(record)
-        elif record.lane == "preempt":
-            self.preemptions += 1
-        for share in record.shares:
-            self._share(record, share, plain_ns)
+    def _take_steps(self, batch: Batch) -> None:
+        steps = batch.table("steps")
+        for name, totals in lane_totals(batch).items():
+            self.lanes.setdefault(name, LaneTotals()).add(totals)
+            self.preemptions += totals.steps if name == "preempt" else 0
+        self.tokens_out += int(steps["emitted"].sum())
+        self.tokens_in += int(steps["prefill_tokens"].sum())
+        self.cached_tokens += int(steps["cached_tokens"].sum())
+        self._steps = _step_at(batch, -1)
+        decoded = np.array([word in DECODE for word in batch.words], np.bool_)[steps["lane"]]
+        if decoded.any():
+            self._decode = _step_at(batch, int(np.flatnonzero(decoded)[-1]))
+        counts = np.bincount(steps["refusals"][decoded], minlength=len(batch.refusal_sets)).tolist()
+        for refused, count in zip(batch.refusal_sets, counts, strict=True):
+            if count:
+                self.refusals.update(dict.fromkeys(refused, count))
+        for part in request_parts(batch, self.baseline.steps(batch, decoded)):
+            self._take_part(part)
 
-    def _share(self, record: StepRecord, share: SeqShare, plain_ns: float) -> None:
-        request = self._running.get(share.request_id)
+    def _take_part(self, part: RequestPart) -> None:
+        request = self._running.get(part.request_id)
         if request is None:
             self._make_room()
-            arrived = (record.start_ns + self._offset_ns) / 1e9
-            request = self._running[share.request_id] = LiveRequest(share.request_id, arrived)
-        request.last_ns = record.end_ns
-        request.prefilled += share.prefill_tokens
-        if share.emitted:
+            arrived = (part.started + self._offset_ns) / 1e9
+            request = self._running[part.request_id] = LiveRequest(part.request_id, arrived)
+        request.last_ns = part.ended
+        request.prefilled += part.prefilled
+        if part.emitted:
             if not request.first_token_ns:
-                request.first_token_ns = record.end_ns
-                request.ttft_ms = max(0.0, (record.end_ns + self._offset_ns) / 1e6 - request.arrived * 1e3)
+                request.first_token_ns = part.first_token
+                request.ttft_ms = max(0.0, (part.first_token + self._offset_ns) / 1e6 - request.arrived * 1e3)
             request.state = "active"
-            request.lane = record.lane
-            request.output_tokens += share.emitted
-            request.drafted += share.drafted
-            request.accepted += share.accepted
-            if plain_ns:
-                request.decode_ns += record.end_ns - record.start_ns
-                request.plain_ns += plain_ns * share.emitted
+            request.lane = part.lane
+            request.output_tokens += part.emitted
+            request.drafted += part.drafted
+            request.accepted += part.accepted
+            request.decode_ns += int(part.decode_ns)
+            request.plain_ns += part.plain_ns
         elif request.state == "waiting":
             request.state = "prefilling"
+
+    def _take_gates(self, batch: Batch) -> None:
+        gates = batch.table("gates")
+        modes = [batch.words[code] for code in gates["mode"][np.flatnonzero(np.diff(gates["mode"], prepend=-1))]]
+        self.switches += sum(before != mode for before, mode in pairwise([self._gate_mode or modes[0], *modes]))
+        self._gate_mode = modes[-1]
+        pairs, counts = np.unique(np.stack([gates["arm"], gates["reason"]]), axis=1, return_counts=True)
+        for arm, reason, count in zip(*pairs.tolist(), counts.tolist(), strict=True):
+            self.gate_decisions[batch.words[arm], batch.words[reason]] += count
+        (self._gate,) = batch.gate_records(last=1)
+        self.baseline.gate(self._gate)
 
     def _request(self, record: RequestRecord) -> None:
         request = self._running.pop(record.request_id, None)
@@ -203,14 +220,6 @@ class Hub:
             self.histograms.ttft.observe(labels, ttft_ms / 1e3)
         if tpot_ms is not None:
             self.histograms.tpot.observe(labels, tpot_ms / 1e3)
-
-    def _gate_record(self, record: GateRecord) -> None:
-        if self._gate_mode and record.mode != self._gate_mode:
-            self.switches += 1
-        self._gate_mode = record.mode
-        self._gate = record
-        self.gate_decisions[record.arm, record.reason] += 1
-        self.baseline.gate(record)
 
     def _health_record(self, record: HealthRecord) -> None:
         self._health.append(record)
@@ -357,7 +366,6 @@ _NOTHING = LaneTotals()
 _HANDLERS: dict[type, Callable[[Hub, Any], None]] = {
     RunRecord: Hub._run,
     RequestRecord: Hub._request,
-    GateRecord: Hub._gate_record,
     HealthRecord: Hub._health_record,
     LeverRecord: Hub._lever,
     ShadowRecord: Hub._shadow,

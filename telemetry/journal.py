@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from telemetry.record import AnyRecord, RecordError, decode, encode
+from telemetry.batch import Batch, BatchError, decode, encode
 
 _FRAME = struct.Struct("<4sQII")
 _MAGIC = b"MTRJ"
@@ -35,11 +35,11 @@ class Journal:
         """The database is far behind; what comes now is safe only when it gets there."""
         return self._file is not None and self._file.tell() > MOST_BYTES
 
-    def append(self, number: int, records: list[AnyRecord]) -> None:
+    def append(self, number: int, batches: list[Batch]) -> None:
         """Raises `OSError`."""
         if self._file is None:
             self._file = self._path.open("wb", buffering=0)
-        payload = encode(records)
+        payload = encode(batches)
         end = self._file.tell()
         frame = _FRAME.pack(_MAGIC, number, len(payload), zlib.crc32(payload)) + payload
         if self._file.write(frame) != len(frame):
@@ -60,7 +60,7 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def read(database: Path, after: int) -> Iterator[list[AnyRecord]]:
+def read(database: Path, after: int) -> Iterator[list[Batch]]:
     """The batches of an owner that did not close which were not committed; ends at the first damaged frame."""
     try:
         data = path_of(database).read_bytes()
@@ -76,5 +76,5 @@ def read(database: Path, after: int) -> Iterator[list[AnyRecord]]:
         if number > after:
             try:
                 yield decode(payload)
-            except RecordError:
+            except BatchError:
                 return

@@ -35,6 +35,16 @@ class LaneTotals:
             _minus(self.accepted_at, before.accepted_at),
         )
 
+    def add(self, more: LaneTotals) -> None:
+        self.steps += more.steps
+        self.tokens += more.tokens
+        self.prefill_tokens += more.prefill_tokens
+        self.ns += more.ns
+        self.drafted += more.drafted
+        self.accepted += more.accepted
+        _add(self.drafted_at, more.drafted_at)
+        _add(self.accepted_at, more.accepted_at)
+
     def copy(self) -> LaneTotals:
         return replace(self, drafted_at=self.drafted_at.copy(), accepted_at=self.accepted_at.copy())
 
@@ -152,7 +162,7 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
     return Percentiles(p50, p95, p99, len(known))
 
 
-def add_positions(totals: list[int], counts: tuple[int, ...]) -> None:
+def _add(totals: list[int], counts: list[int]) -> None:
     if len(totals) < len(counts):
         totals.extend([0] * (len(counts) - len(totals)))
     for position, count in enumerate(counts):

@@ -6,8 +6,6 @@ are strings, everything else is a number, a short word of `telemetry.names`, or 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 
@@ -215,22 +213,3 @@ AnyRecord = (
     | ShadowRecord
     | HealthRecord
 )
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[AnyRecord])
-
-
-class RecordError(ValueError):
-    """A batch that is not a list of records."""
-
-
-def encode(records: Sequence[AnyRecord]) -> bytes:
-    return _encoder.encode(records)
-
-
-def decode(payload: bytes) -> list[AnyRecord]:
-    """The records of one batch. Raises `RecordError`."""
-    try:
-        return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise RecordError(f"A batch of telemetry could not be read: {error}") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from telemetry import beat, journal
 from telemetry.migrations import Connection, scalar
-from telemetry.record import AnyRecord, RunRecord
+from telemetry.record import RunRecord
 from telemetry.writer import Flush, RunContext, Writer
 
 _LAST_RECORD = """
@@ -47,16 +47,16 @@ def settle(connection: Connection, path: Path) -> None:
 
 def _take_journal(connection: Connection, path: Path, pulse: beat.Pulse | None) -> None:
     last = scalar(connection, "SELECT coalesce(max(seq), 0) FROM flushes")
-    batches = list(journal.read(path, last))
-    if not batches:
+    frames = list(journal.read(path, last))
+    if not frames:
         return
     writer = Writer(connection, pulse.session if pulse else 0)
     running = scalar(connection, "SELECT max(run) FROM runs WHERE state = 'running'")
     if running is not None:
         writer.adopt(context_of(connection, running))
-    records: list[AnyRecord] = [record for batch in batches for record in batch]
+    batches = [batch for frame in frames for batch in frame]
     written = pulse.journal_us if pulse else scalar(connection, "SELECT epoch_us(now())")
-    writer.commit(Flush(records, seq=last + len(batches)), written)
+    writer.commit(Flush(batches, seq=last + len(frames)), written)
 
 
 def _state_gap(connection: Connection, run: int, pulse: beat.Pulse) -> None:

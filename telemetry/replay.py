@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from telemetry.batch import pack
 from telemetry.database import Connection
 from telemetry.hub import Hub
 from telemetry.migrations import scalar
@@ -38,7 +39,7 @@ class Replay:
         """Jump; totals then count from shortly before the position."""
         target = min(max(0.0, position_s), self.duration_s)
         self.position_s = max(0.0, target - BEFORE_S)
-        self.hub.update([self._context.record])
+        self.hub.update(pack([self._context.record]))
         self.advance(target - self.position_s)
 
     def advance(self, seconds: float) -> bool:
@@ -48,7 +49,7 @@ class Replay:
             until = min(self.position_s + _AT_ONCE_S, target)
             period = Period(self._unix_us(self.position_s), self._unix_us(until) + (until >= self.duration_s))
             self.position_s = until
-            self.hub.update(records(self._cursor, self.run, period))
+            self.hub.update(pack(records(self._cursor, self.run, period)))
         return self.position_s < self.duration_s
 
     @property

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from telemetry.record import GateRecord
-from telemetry.rows import Array, StepColumns, codes, constant, enum, gate_state, timestamps
+from telemetry.batch import Array, Batch, places
+from telemetry.rows import StepColumns, codes, constant, dictionary, enum, timestamps
 from telemetry.schema import GATE_CODES, GATE_REASONS, LANES
 
 _SECOND = 1_000_000
@@ -53,8 +51,8 @@ def steps(run: int, batch: StepColumns) -> pa.Table:
 
 def positions(run: int, batch: StepColumns) -> pa.Table:
     """Only steps that drafted; the accepted list may be shorter than the drafted one."""
-    drafted = _by_position(batch, batch.drafted_at.lengths, batch.drafted_at.values)
-    accepted = _by_position(batch, batch.accepted_at.lengths, batch.accepted_at.values)
+    drafted = _by_position(batch, batch.ints["drafted_at"], batch.drafted_at)
+    accepted = _by_position(batch, batch.ints["accepted_at"], batch.accepted_at)
     keys = list(dict.fromkeys((*drafted, *accepted)))
     second, lane, position = (np.array(column, np.int64) for column in (zip(*keys, strict=True) if keys else ((),) * 3))
     return pa.table(
@@ -72,17 +70,15 @@ def positions(run: int, batch: StepColumns) -> pa.Table:
 def _by_position(batch: StepColumns, lengths: Array, values: Array) -> dict[tuple[int, ...], int]:
     if not len(values):
         return {}
-    first = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    position = np.arange(len(values)) - first + 1
     second = np.repeat(batch.start_us // _SECOND, lengths)
-    keys, inverse = _group(second, np.repeat(batch.lane, lengths), position)
+    keys, inverse = _group(second, np.repeat(batch.lane, lengths), places(lengths) + 1)
     sums = _sum(inverse, values, len(keys[0]))
     return {key: int(total) for *key_parts, total in zip(*keys, sums, strict=True) if (key := tuple(key_parts))}
 
 
 def refusals(run: int, batch: StepColumns) -> pa.Table:
     second = batch.start_us // _SECOND
-    keys, inverse = _group(second, batch.lane, batch.refusal_code)
+    keys, inverse = _group(second, batch.lane, batch.ints["refusals"])
     counts = np.bincount(inverse, minlength=len(keys[0]))
     rows = [
         (int(at), int(taken), lane, reason, int(steps))
@@ -116,18 +112,18 @@ def step_times(run: int, batch: StepColumns) -> pa.Table:
     )
 
 
-def gates(run: int, records: Sequence[GateRecord], offset_us: int) -> pa.Table:
-    seconds = ((record.time_ns // 1000 + offset_us) // _SECOND for record in records)
-    counts = Counter((at, *state) for at, state in zip(seconds, map(gate_state, records), strict=True))
-    second, mode, arm, reason = zip(*counts, strict=True)
+def gates(run: int, batch: Batch, offset_us: int) -> pa.Table:
+    gates = batch.table("gates")
+    second = (gates["time_ns"] // 1000 + offset_us) // _SECOND
+    keys, inverse = _group(second, gates["mode"], gates["arm"], gates["reason"])
     return pa.table(
         {
-            "run": constant(run, len(counts)),
-            "second": timestamps(np.array(second, np.int64) * _SECOND),
-            "mode": pa.array(mode),
-            "arm": pa.array(arm),
-            "reason": enum(codes(reason, GATE_CODES), GATE_REASONS),
-            "decisions": pa.array(np.array(list(counts.values()), np.uint32)),
+            "run": constant(run, len(keys[0])),
+            "second": timestamps(keys[0] * _SECOND),
+            "mode": dictionary(keys[1], batch.words),
+            "arm": dictionary(keys[2], batch.words),
+            "reason": enum(codes(batch.words, GATE_CODES)[keys[3]], GATE_REASONS),
+            "decisions": pa.array(np.bincount(inverse, minlength=len(keys[0])).astype(np.uint32)),
         }
     )
 

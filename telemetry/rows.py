@@ -1,19 +1,19 @@
-"""Pure encoders from records to Arrow columns, one function per table; no database, no clock."""
+"""Pure encoders from batches and records to Arrow columns, one function per table; no database, no clock."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, repeat
-from operator import attrgetter, itemgetter
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from telemetry.batch import Array, Batch
 from telemetry.record import (
-    GateRecord,
     HealthRecord,
     LeverRecord,
     LoadRecord,
@@ -21,35 +21,23 @@ from telemetry.record import (
     RungRecord,
     RunRecord,
     ShadowRecord,
-    StepRecord,
     TokenRecord,
 )
 from telemetry.schema import GATE_CODES, GATE_REASONS, K_CODES, K_REASONS, LANE_CODES, LANES, OTHER
 
-Array = np.ndarray[Any, Any]
 Number = Callable[[str], int]
 """The number of a request id within the file."""
 BatchNumber = Callable[[tuple[str, ...]], int]
 """The number of a set of requests that ran together."""
 
 PLAIN_ARM = "plain"
+_LONGEST_US = 2**32 - 1
 _TIMESTAMP = pa.timestamp("us")
-_STEP_INTS: tuple[tuple[str, type], ...] = (
-    ("step_id", np.int64), ("tick", np.int64), ("start_ns", np.int64), ("end_ns", np.int64), ("width", np.uint16),
-    ("rows", np.uint32), ("prefill_tokens", np.uint32), ("drafted", np.uint16), ("accepted", np.uint16),
-    ("bonus", np.uint16), ("emitted", np.uint16), ("k", np.uint8), ("kv_used", np.uint32), ("kv_total", np.uint32),
-    ("depth", np.uint32), ("draft_us", np.uint32), ("device_us", np.uint32), ("commit_us", np.uint32),
-    ("cached_tokens", np.uint32),
+_STEP_NUMBERS = (
+    "step_id", "tick", "width", "rows", "prefill_tokens", "drafted", "accepted", "bonus", "emitted", "k", "kv_used",
+    "kv_total", "depth", "draft_us", "device_us", "commit_us", "cached_tokens",
 )  # fmt: skip
-_SHARE_INTS: tuple[tuple[str, type], ...] = (
-    ("drafted", np.uint8), ("accepted", np.uint8), ("emitted", np.uint8), ("prefill_tokens", np.uint32),
-)  # fmt: skip
-_GATE_INTS: tuple[tuple[str, type], ...] = (
-    ("step_id", np.int64), ("time_ns", np.int64), ("losses", np.uint8), ("depth", np.uint32),
-    ("width_bucket", np.uint16), ("tokens_until_probe", np.int32), ("pinned", np.bool_),
-)  # fmt: skip
-_request_of = attrgetter("request_id")
-_arm_numbers = itemgetter(1, 2, 3, 4)
+_SHARE_NUMBERS = ("drafted", "accepted", "emitted", "prefill_tokens")
 
 
 def trace_id_of_run(run_id: str) -> str:
@@ -82,140 +70,107 @@ def refusal_text(refusals: tuple[tuple[str, str], ...]) -> str:
 class StepColumns:
     """The columns of a batch of steps, as an Arrow table and as the arrays that the rollups sum."""
 
-    def __init__(self, run: int, records: Sequence[StepRecord], offset_us: int, batch: BatchNumber) -> None:
-        ints = integers(records, _STEP_INTS)
-        self.ints = ints
-        self.lane = codes(list(map(attrgetter("lane"), records)), LANE_CODES)
-        k_reason = codes(list(map(attrgetter("k_reason"), records)), K_CODES)
-        drafted_at, accepted_at, refusals, shares = (
-            list(map(attrgetter(name), records)) for name in ("drafted_at", "accepted_at", "refusals", "shares")
-        )
-        start_us = ints["start_ns"] // 1000
-        self.dur_us = (ints["end_ns"] // 1000 - start_us).clip(0).astype(np.uint32)
+    def __init__(self, run: int, batch: Batch, offset_us: int, number: BatchNumber) -> None:
+        steps = batch.table("steps")
+        self.ints = steps
+        self.lane = codes(batch.words, LANE_CODES)[steps["lane"]]
+        k_reason = codes(batch.words, K_CODES)[steps["k_reason"]]
+        start_us = steps["start_ns"] // 1000
+        self.dur_us = (steps["end_ns"] // 1000 - start_us).clip(0, _LONGEST_US).astype(np.uint32)
         self.start_us = start_us + offset_us
-        self.drafted_at = _Lists(drafted_at)
-        self.accepted_at = _Lists(accepted_at)
-        texts: dict[tuple[tuple[str, str], ...], int] = {}
-        self.refusal_code = np.array([texts.setdefault(pairs, len(texts)) for pairs in refusals], np.int32)
-        self.refusal_sets = list(texts)
+        self.drafted_at, self.accepted_at = (batch.table(name)["count"] for name in ("drafted_at", "accepted_at"))
+        self.refusal_sets = batch.refusal_sets
+        shares = batch.table("shares")
+        share = pa.StructArray.from_arrays([pa.array(shares[name]) for name in _SHARE_NUMBERS], list(_SHARE_NUMBERS))
         self.table = pa.table(
             {
-                "run": constant(run, len(records)),
-                "step_id": pa.array(ints["step_id"]),
-                "tick": pa.array(ints["tick"]),
+                "run": constant(run, len(self.lane)),
+                **{name: pa.array(steps[name]) for name in _STEP_NUMBERS},
                 "lane": enum(self.lane, LANES),
                 "start": timestamps(self.start_us),
                 "dur_us": pa.array(self.dur_us),
-                **{name: pa.array(ints[name]) for name in ("width", "rows", "prefill_tokens", "drafted", "accepted")},
-                "bonus": pa.array(ints["bonus"]),
-                "emitted": pa.array(ints["emitted"]),
-                "drafted_at": self.drafted_at.arrow(),
-                "accepted_at": self.accepted_at.arrow(),
-                "k": pa.array(ints["k"]),
+                "drafted_at": _lists(steps["drafted_at"], pa.array(self.drafted_at)),
+                "accepted_at": _lists(steps["accepted_at"], pa.array(self.accepted_at)),
                 "k_reason": enum(k_reason, K_REASONS),
-                "refusals": pa.DictionaryArray.from_arrays(
-                    pa.array(self.refusal_code), pa.array([refusal_text(pairs) for pairs in texts], pa.string())
-                ),
-                **{name: pa.array(ints[name]) for name in ("kv_used", "kv_total", "depth", "draft_us", "device_us")},
-                "commit_us": pa.array(ints["commit_us"]),
-                "cached_tokens": pa.array(ints["cached_tokens"]),
-                "batch_no": _batches(shares, batch),
-                "shares": _shares(shares),
+                "refusals": dictionary(steps["refusals"], [refusal_text(pairs) for pairs in batch.refusal_sets]),
+                "batch_no": pa.array(_batches(steps["shares"], shares["request"], batch.requests, number)),
+                "shares": _lists(steps["shares"], share),
             }
         )
 
 
-class _Lists:
-    """A column of short integer tuples as flat values and offsets."""
-
-    def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
-        self.lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-        self.values = np.fromiter(chain.from_iterable(lists), np.uint16, int(self.lengths.sum()))
-
-    def arrow(self) -> pa.Array:
-        return pa.ListArray.from_arrays(_offsets(self.lengths), pa.array(self.values))
-
-
-def _batches(shares: Sequence[tuple[Any, ...]], batch: BatchNumber) -> pa.Array:
+def _batches(lengths: Array, requests: Array, ids: Sequence[str], number: BatchNumber) -> Array:
     """The number of every step's set of requests; most steps have the set of the one before."""
-    ids = list(map(_request_of, chain.from_iterable(shares)))
-    numbers, at, last, number = [], 0, None, 0
-    for length in map(len, shares):
-        part = ids[at : at + length]
-        at += length
-        if part != last:
-            last, number = part, batch(tuple(part))
-        numbers.append(number)
-    return pa.array(np.array(numbers, np.uint32))
+    lengths = lengths.astype(np.int64)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    before = np.arange(len(requests)) - lengths[owner]
+    differs = requests != requests[before.clip(0)]
+    is_new = np.ones(len(lengths), np.bool_)
+    is_new[1:] = lengths[1:] != lengths[:-1]
+    is_new[owner[differs]] = True
+    starts = np.cumsum(lengths) - lengths
+    sets = (requests[starts[at] : starts[at] + lengths[at]] for at in np.flatnonzero(is_new))
+    numbers = np.array([number(tuple(ids[request] for request in chosen)) for chosen in sets], np.uint32)
+    return numbers[np.cumsum(is_new) - 1]
 
 
-def _shares(shares: Sequence[tuple[Any, ...]]) -> pa.Array:
-    lengths = np.fromiter(map(len, shares), np.int32, len(shares))
-    ints = integers(list(chain.from_iterable(shares)), _SHARE_INTS)
-    values = pa.StructArray.from_arrays([pa.array(values) for values in ints.values()], list(ints))
-    return pa.ListArray.from_arrays(_offsets(lengths), values)
+GateState = tuple[str, str, str]
+"""Mode, arm and reason: one stretch of the gate's timeline while they stay the same."""
 
 
-gate_state: Callable[[GateRecord], tuple[str, str, str]] = attrgetter("mode", "arm", "reason")
-"""What is one stretch of the gate's timeline while it stays the same."""
+def last_gate_state(batch: Batch) -> GateState:
+    """Of a batch that has decisions."""
+    gates = batch.table("gates")
+    mode, arm, reason = (batch.words[gates[name][-1]] for name in ("mode", "arm", "reason"))
+    return mode, arm, reason
 
 
-def gates(run: int, records: Sequence[GateRecord], offset_us: int, before: tuple[str, str, str] | None) -> pa.Table:
-    """`before`: mode, arm and reason of the decision before these; a row that differs from its last is a change."""
-    lists = list(map(attrgetter("arms"), records))
-    lengths = np.fromiter(map(len, lists), np.int32, len(lists))
-    flat = list(chain.from_iterable(lists))
-    numbers = np.fromiter(chain.from_iterable(map(_arm_numbers, flat)), np.float64, len(flat) * 4).reshape(-1, 4)
-    speed, deviation = (numbers[:, at].astype(np.float32) for at in (0, 1))
-    age, stale = numbers[:, 2].astype(np.int32), numbers[:, 3] != 0
-    ints = integers(records, _GATE_INTS)
-    names = words(list(map(itemgetter(0), flat)))
-    plain, spec = _best_arms(names, speed, lengths)
-    mode, arm, reason = (list(map(attrgetter(name), records)) for name in ("mode", "arm", "reason"))
-    arms = pa.StructArray.from_arrays(
+def gates(run: int, batch: Batch, offset_us: int, before: GateState | None) -> pa.Table:
+    """`before`: the state of the decision before these; a row that differs from its last is a change."""
+    gates, arms = batch.table("gates"), batch.table("arms")
+    lengths, speed, deviation = gates["arms"], arms["tokens_per_s"], arms["deviation"]
+    plain, spec = _best_arms(arms["name"], batch.words, speed, lengths)
+    arm = pa.StructArray.from_arrays(
         [
-            dictionary(names), pa.array(speed, mask=speed < 0), pa.array(deviation, mask=deviation < 0),
-            pa.array(age), pa.array(stale),
+            dictionary(arms["name"], batch.words), pa.array(speed, mask=speed < 0),
+            pa.array(deviation, mask=deviation < 0), pa.array(arms["age"]), pa.array(arms["stale"] != 0),
         ],
         ["name", "tokens_per_s", "deviation", "age", "stale"],
     )  # fmt: skip
     return pa.table(
         {
-            "run": constant(run, len(records)),
-            "step_id": pa.array(ints["step_id"]),
-            "time": timestamps(ints["time_ns"] // 1000 + offset_us),
-            "mode": dictionary(words(mode)),
-            "arm": dictionary(words(arm)),
-            "reason": enum(codes(reason, GATE_CODES), GATE_REASONS),
-            "arms": pa.ListArray.from_arrays(_offsets(lengths), arms),
-            "margin": pa.array(column(records, "margin", np.float32)),
-            "losses": pa.array(ints["losses"]),
-            "depth": pa.array(ints["depth"]),
-            "width_bucket": pa.array(ints["width_bucket"]),
-            "tokens_until_probe": pa.array(ints["tokens_until_probe"]),
-            "pinned": pa.array(ints["pinned"]),
+            "run": constant(run, len(lengths)),
+            **{name: pa.array(gates[name]) for name in _GATE_NUMBERS},
+            "time": timestamps(gates["time_ns"] // 1000 + offset_us),
+            "mode": dictionary(gates["mode"], batch.words),
+            "arm": dictionary(gates["arm"], batch.words),
+            "reason": enum(codes(batch.words, GATE_CODES)[gates["reason"]], GATE_REASONS),
+            "arms": _lists(lengths, arm),
+            "pinned": pa.array(gates["pinned"] != 0),
             "plain_tokens_per_s": pa.array(plain, mask=plain < 0),
             "spec_tokens_per_s": pa.array(spec, mask=spec < 0),
-            "is_change": pa.array(_changes((mode, arm, reason), before)),
+            "is_change": pa.array(_changes(batch, before)),
         }
     )
 
 
-def _changes(states: tuple[list[str], list[str], list[str]], before: tuple[str, str, str] | None) -> Array:
+_GATE_NUMBERS = ("step_id", "margin", "losses", "depth", "width_bucket", "tokens_until_probe")
+
+
+def _changes(batch: Batch, before: GateState | None) -> Array:
     """Where mode, arm or reason differ from the decision before."""
-    changed = np.zeros(len(states[0]), np.bool_)
-    for values in states:
-        index, _ = words(values)
-        changed[1:] |= index[1:] != index[:-1]
-    changed[0] = before != tuple(values[0] for values in states)
+    gates = batch.table("gates")
+    changed = np.zeros(len(gates["mode"]), np.bool_)
+    for name in ("mode", "arm", "reason"):
+        changed[1:] |= gates[name][1:] != gates[name][:-1]
+    changed[0] = before != tuple(batch.words[gates[name][0]] for name in ("mode", "arm", "reason"))
     return changed
 
 
-def _best_arms(names: tuple[Array, list[str]], speed: Array, lengths: Array) -> tuple[Array, Array]:
+def _best_arms(names: Array, words: Sequence[str], speed: Array, lengths: Array) -> tuple[Array, Array]:
     """Speed of the plain arm and of the fastest other one, per decision; -1 where it is not known."""
     decision = np.repeat(np.arange(len(lengths)), lengths)
-    index, known = names
-    is_plain = np.array([name == PLAIN_ARM for name in known], np.bool_)[index]
+    is_plain = np.array([word == PLAIN_ARM for word in words], np.bool_)[names]
     plain, spec = np.full((2, len(lengths)), -1, np.float32)
     plain[decision[is_plain]] = speed[is_plain]
     np.maximum.at(spec, decision[~is_plain], speed[~is_plain])
@@ -381,36 +336,9 @@ def health_row(run: int, record: HealthRecord, offset_us: int) -> tuple[Any, ...
     )  # fmt: skip
 
 
-def words(values: Sequence[str]) -> tuple[Array, list[str]]:
-    """Text that repeats itself, as indices and the words that they mean."""
-    known = {word: index for index, word in enumerate(dict.fromkeys(values))}
-    return np.fromiter(map(known.__getitem__, values), np.int32, len(values)), list(known)
-
-
-def dictionary(indexed: tuple[Array, list[str]]) -> pa.Array:
-    index, known = indexed
-    return pa.DictionaryArray.from_arrays(pa.array(index), pa.array(known, pa.string()))
-
-
-def integers(records: Sequence[Any], fields: Sequence[tuple[str, type]]) -> dict[str, Array]:
-    """Integer attributes of all records as columns; a value that its type cannot hold raises `OverflowError`."""
-    read = attrgetter(*(name for name, _ in fields))
-    flat = np.fromiter(chain.from_iterable(map(read, records)), np.int64, len(records) * len(fields))
-    table = flat.reshape(-1, len(fields))
-    return {name: _fitting(table[:, at], kind) for at, (name, kind) in enumerate(fields)}
-
-
-def _fitting(values: Array, kind: type) -> Array:
-    if kind not in (np.int64, np.bool_) and len(values):
-        bounds = np.iinfo(kind)
-        if values.min() < bounds.min or values.max() > bounds.max:
-            raise OverflowError(f"a value of the batch does not fit {kind.__name__}")
-    return values.astype(kind)
-
-
-def column(records: Sequence[Any], name: str, dtype: type) -> Array:
-    """One attribute of all records; a value that the type cannot hold raises `OverflowError`."""
-    return np.fromiter(map(attrgetter(name), records), dtype, len(records))
+def dictionary(index: Array, known: Sequence[str]) -> pa.Array:
+    """A column of text that repeats itself, as places in a list of words."""
+    return pa.DictionaryArray.from_arrays(pa.array(index.astype(np.int32)), pa.array(known, pa.string()))
 
 
 def codes(values: Sequence[str], known: dict[str, int]) -> Array:
@@ -477,5 +405,5 @@ def times(nanoseconds: Iterable[int], offset_us: int) -> pa.Array:
     return timestamps(np.array([ns // 1000 for ns in nanoseconds], np.int64) + offset_us)
 
 
-def _offsets(lengths: Array) -> pa.Array:
-    return pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+def _lists(lengths: Array, values: pa.Array) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)), values)

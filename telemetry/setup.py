@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from telemetry.batch import Batch, BatchError, decode
 from telemetry.database import StoreError, default_path
 from telemetry.exporters import SpanWorker
 from telemetry.hub import Hub
@@ -17,7 +18,6 @@ from telemetry.otel import resource_of
 from telemetry.otlp_metrics import MetricsSender
 from telemetry.prometheus import counter, gauge, hub_metrics
 from telemetry.queries import DEFAULT_LIMITS, Limits, QueryError, Result, run_query
-from telemetry.record import AnyRecord, RecordError, decode
 from telemetry.store import Store
 
 METRICS_EVERY_S = 10.0
@@ -46,20 +46,21 @@ class Telemetry:
         self._sampler = threading.Thread(target=self._sample, name="telemetry-metrics", daemon=True)
         self._sampler.start()
 
-    def ingest(self, payload: bytes, lost: int = 0) -> None:
-        """Take one encoded batch from the engine; `lost` were dropped by its ring since the last one."""
+    def ingest(self, payload: bytes, lost: int = 0) -> list[Batch]:
+        """Take one message from the engine; `lost` were dropped by its ring since the last one."""
         try:
-            records = decode(payload)
-        except RecordError:
+            batches = decode(payload)
+        except BatchError:
             self.store.lose("malformed batch", 1)
-            records = []
-        self.take(records, lost)
+            batches = []
+        self.take(batches, lost)
+        return batches
 
-    def take(self, records: Sequence[AnyRecord], lost: int = 0) -> None:
-        """The same for records that are decoded already."""
-        self.store.put(records, lost)
-        self.spans.put(records)
-        self.hub.update(records)
+    def take(self, batches: Sequence[Batch], lost: int = 0) -> None:
+        """The same for batches that are decoded already."""
+        self.store.put(batches, lost)
+        self.spans.put(batches)
+        self.hub.update(batches)
         self.hub.set_lost(self.store.losses)
 
     def announce(self, request_id: str, prompt_tokens: int = 0, conversation_id: str = "", trace_id: str = "") -> None:
@@ -140,9 +141,9 @@ class Telemetry:
 def _tune_interpreter() -> None:
     """Settings of the whole process for a busy ingest beside a busy event loop.
 
-    A batch is thousands of small tuples that die young and hold no cycles: with Python's own threshold the garbage
-    collector takes a fifth of the time. Every call into DuckDB gives the interpreter lock away, and with the default
-    switch interval it comes back 5 ms later, which made the writer half as fast.
+    Rows and spans of requests are thousands of small objects that die young and hold no cycles, and Python's own
+    threshold makes the garbage collector look at them again and again. Every call into DuckDB gives the interpreter
+    lock away, and with the default switch interval it comes back 5 ms later, which made the writer half as fast.
     """
     sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_S))
     young, *_ = gc.get_threshold()

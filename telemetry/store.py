@@ -17,11 +17,11 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from telemetry.batch import Batch
 from telemetry.beat import Beat
 from telemetry.database import Connection, StoreError, first_line, fits_no_table, open_owned, unreadable
 from telemetry.journal import Journal
 from telemetry.migrations import scalar
-from telemetry.record import AnyRecord
 from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
 from telemetry.writer import Flush, RunContext, Writer
 
@@ -52,10 +52,11 @@ _REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Records that are one frame of the journal; numbers only grow, and the database knows the last one it has."""
+    """Batches that are one frame of the journal; numbers only grow, and the database knows the last one it has."""
 
     number: int
-    records: list[AnyRecord]
+    batches: list[Batch]
+    records: int
 
 
 class Store:
@@ -89,7 +90,8 @@ class Store:
         self._journal_guard = threading.Lock()
         """Taken before `_guard`: what is staged and what is in the journal change together."""
         self._closing = threading.Event()
-        self._records: deque[AnyRecord] = deque()
+        self._arrived: list[Batch] = []
+        self._arrived_count = 0
         self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
         self._unwritten: Counter[str] = Counter()
         self._announced: dict[str, str] = {}
@@ -120,18 +122,22 @@ class Store:
 
     # ---- callers ----------------------------------------------------------------------------------------------
 
-    def put(self, records: Sequence[AnyRecord], lost: int = 0) -> None:
-        """Queue records; what does not fit is dropped and counted by kind. `lost`: dropped before they came here."""
+    def put(self, batches: Sequence[Batch], lost: int = 0) -> None:
+        """Queue batches; one that does not fit is dropped and counted. `lost`: dropped before they came here."""
         with self._guard:
-            room = self._capacity - self.queued
-            kept = records if len(records) <= room else records[: max(0, room)]
-            self._records.extend(kept)
-            self._accepted += len(kept)
+            for batch in batches:
+                for kind, count in batch.malformed.items():
+                    self._lose(f"malformed {kind}", count)
+                if self.queued + len(batch) > self._capacity:
+                    for kind, count in batch.kinds().items():
+                        self._lose(kind, count)
+                    continue
+                self._arrived.append(batch)
+                self._arrived_count += len(batch)
+                self._accepted += len(batch)
             self._beat.write(self._accepted, self._clock_ns() // 1000)
             if lost:
                 self._lose("ring", lost)
-            for record in records[len(kept) :]:
-                self._lose(type(record).__name__, 1)
 
     def put_rows(self, table: str, table_rows: Sequence[tuple[Any, ...]]) -> None:
         """Queue ready rows (without the run number) of one of the small tables."""
@@ -157,7 +163,7 @@ class Store:
 
     @property
     def queued(self) -> int:
-        return len(self._records) + self._staged_count
+        return self._arrived_count + self._staged_count
 
     @property
     def run(self) -> int:
@@ -246,14 +252,14 @@ class Store:
 
     def _stage_guarded(self) -> None:
         with self._guard:
-            records = [self._records.popleft() for _ in range(len(self._records))]
-            chunks = [
-                Chunk(self._chunk + at, records[start : start + _BATCH])
-                for at, start in enumerate(range(0, len(records), _BATCH), start=1)
-            ]
-            self._chunk += len(chunks)
+            batches, self._arrived = self._arrived, []
+            chunks = []
+            if batches:
+                self._chunk += 1
+                chunks = [Chunk(self._chunk, batches, self._arrived_count)]
             self._staged += chunks
-            self._staged_count += len(records)
+            self._staged_count += self._arrived_count
+            self._arrived_count = 0
             self._staged_us = self._clock_ns() // 1000
         if self._journaled(chunks):
             self._beat.safe(self._staged_us)
@@ -263,7 +269,7 @@ class Store:
             return False
         try:
             for chunk in chunks:
-                self._journal.append(chunk.number, chunk.records)
+                self._journal.append(chunk.number, chunk.batches)
         except OSError as error:
             self.trouble = self._sentence(error)
             return False  # they stay in memory, and the commit may still succeed
@@ -282,12 +288,12 @@ class Store:
         with self._guard:
             chunks, count = 0, 0
             while chunks < len(self._staged) and count < _BATCH:
-                count += len(self._staged[chunks].records)
+                count += self._staged[chunks].records
                 chunks += 1
             taken = self._staged[:chunks]
-            records = [record for chunk in taken for record in chunk.records]
+            batches = [batch for chunk in taken for batch in chunk.batches]
             number = taken[-1].number if taken else self._writer.next_seq - 1
-            flush = Flush(records, list(self._rows), dict(self._unwritten), self.queued - count, number)
+            flush = Flush(batches, list(self._rows), dict(self._unwritten), self.queued - count, number)
         self._write(flush)
         with self._guard:
             self._settled += count
@@ -316,7 +322,8 @@ class Store:
         except _REFUSED:
             halves = flush.halves()
             if halves is None:
-                self.lose(f"malformed {flush.kind}", 1)
+                for kind, count in flush.kinds().items():
+                    self.lose(f"malformed {kind}", count)
                 return
             for half in halves:
                 self._write(half)
@@ -332,7 +339,7 @@ class Store:
 
     def _maintain(self) -> None:
         """Once an hour, when nothing waits: let go of what is older or more than is kept."""
-        if time.monotonic() < self._maintain_at or self._records or self._end is not None or self._connection is None:
+        if time.monotonic() < self._maintain_at or self._arrived or self._end is not None or self._connection is None:
             return
         self._maintain_at = time.monotonic() + _MAINTAIN_EVERY_S
         with self._database_guard:
@@ -383,7 +390,9 @@ class Store:
         with self._guard:
             self._accepted = self.queued
             self._settled = 0
-            self._staged = [Chunk(self._chunk + at, chunk.records) for at, chunk in enumerate(self._staged, start=1)]
+            self._staged = [
+                Chunk(self._chunk + at, chunk.batches, chunk.records) for at, chunk in enumerate(self._staged, start=1)
+            ]
             self._chunk += len(self._staged)
         self._journaled(self._staged)
 

@@ -1,10 +1,10 @@
-"""Turns a list of records into one committed transaction: run context, request numbers, inserts by table."""
+"""Turns batches of records into one committed transaction: run context, request numbers, inserts by table."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,9 @@ import duckdb
 import pyarrow as pa
 
 from telemetry import rollup, rows
+from telemetry.batch import Batch, merge
 from telemetry.migrations import Connection, scalar
 from telemetry.record import (
-    AnyRecord,
-    GateRecord,
     HealthRecord,
     LeverRecord,
     LoadRecord,
@@ -23,7 +22,6 @@ from telemetry.record import (
     RungRecord,
     RunRecord,
     ShadowRecord,
-    StepRecord,
     TokenRecord,
 )
 
@@ -42,9 +40,9 @@ class RunContext:
 
 @dataclass(slots=True)
 class Flush:
-    """One batch on its way into the database."""
+    """What one transaction takes into the database."""
 
-    records: list[AnyRecord]
+    batches: list[Batch]
     rows: list[tuple[str, tuple[Any, ...]]] = field(default_factory=list)
     """Ready rows of the small tables, without the run number."""
     losses: dict[str, int] = field(default_factory=dict)
@@ -52,22 +50,35 @@ class Flush:
     seq: int = 0
     """Number of the last chunk in it."""
 
-    def halves(self) -> tuple[Flush, Flush] | None:
-        """The same in two parts; None for a single record or row."""
-        if len(self.records) > 1:
-            middle = len(self.records) // 2
-            rest = Flush(self.records[middle:], self.rows, self.losses, self.queued, self.seq)
-            return Flush(self.records[:middle], seq=self.seq), rest
-        if len(self.rows) + len(self.records) > 1:
-            middle = (len(self.rows) + 1) // 2
-            rest = Flush([], self.rows[middle:], self.losses, self.queued, self.seq)
-            return Flush(self.records, self.rows[:middle], seq=self.seq), rest
-        return None
-
     @property
-    def kind(self) -> str:
-        """Of a single record or row."""
-        return type(self.records[0]).__name__ if self.records else self.rows[0][0] if self.rows else "losses"
+    def records(self) -> int:
+        return sum(map(len, self.batches))
+
+    def halves(self) -> tuple[Flush, Flush] | None:
+        """The same in two parts; None where it cannot be parted any more."""
+        if len(self.batches) > 1:
+            middle = len(self.batches) // 2
+            return self._parted(self.batches[:middle], self.batches[middle:])
+        if self.batches and self.rows:
+            return self._parted(self.batches, [])
+        if self.batches:
+            parts = self.batches[0].halves()
+            return self._parted([parts[0]], [parts[1]]) if parts else None
+        middle = len(self.rows) // 2
+        if not middle:
+            return None
+        rest = Flush([], self.rows[middle:], self.losses, self.queued, self.seq)
+        return Flush([], self.rows[:middle], seq=self.seq), rest
+
+    def _parted(self, first: list[Batch], rest: list[Batch]) -> tuple[Flush, Flush]:
+        return Flush(first, seq=self.seq), Flush(rest, self.rows, self.losses, self.queued, self.seq)
+
+    def kinds(self) -> dict[str, int]:
+        """What is in it, by kind."""
+        kinds = Counter(name for name, _ in self.rows)
+        for batch in self.batches:
+            kinds += batch.kinds()
+        return dict(kinds) or {"losses": 1}
 
 
 _TIME_COLUMNS = {
@@ -100,7 +111,7 @@ class Writer:
         self._added_keys: list[str] = []
         self.context: RunContext | None = None
         self._resume = previous
-        self._gate_state: tuple[str, str, str] | None = None
+        self._gate_state: rows.GateState | None = None
         self.announced: dict[str, str] = {}
         """Trace ids of callers, by request; the owner fills it."""
         self.malformed: dict[str, int] = {}
@@ -161,20 +172,20 @@ class Writer:
         if self._resume is not None:
             self._take_up(self._resume.record, now_us)
         encoded = 0.0
-        for run_record, records in _by_run(flush.records):
-            if run_record is not None:
-                self._begin(run_record, now_us)
+        for batch in _by_run(flush.batches):
+            if batch.run is not None:
+                self._begin(batch.run, now_us)
             elif self.context is None:
-                self._begin(_nameless(records, now_us), now_us)
+                self._begin(_nameless(batch, now_us), now_us)
             first_key, first_batch = len(self._added_keys), len(self._added_batches)
-            encoded += self._write_records(records)
+            encoded += self._write_batch(batch)
             self._insert_keys(self._added_keys[first_key:], self._added_batches[first_batch:])
         run = self.context.run if self.context else 0
         self._insert_columns(run, flush.rows)
         losses = {**flush.losses, **self.malformed}
         self._insert_rows([("losses", (run, now_us, kind, lost)) for kind, lost in losses.items()])
         write_us = int((time.perf_counter() - begun - encoded) * 1e6)
-        row = (run, self.session, flush.seq, now_us, len(flush.records), flush.queued, int(encoded * 1e6))
+        row = (run, self.session, flush.seq, now_us, flush.records, flush.queued, int(encoded * 1e6))
         self._insert_rows([("flushes", (*row, write_us))])
 
     def _take_up(self, record: RunRecord, now_us: int) -> None:
@@ -199,49 +210,56 @@ class Writer:
         self.context = RunContext(run, record, (record.unix_ns - record.clock_ns) // 1000)
         self._keys, self._batches = {}, {}
 
-    def _write_records(self, records: Sequence[AnyRecord]) -> float:
+    def _write_batch(self, batch: Batch) -> float:
         """Insert the records of one run; returns the seconds spent on encoding them."""
+        context = self.context
+        if context is None:
+            raise RuntimeError("records were written before a run was begun")
         kinds: defaultdict[type, list[Any]] = defaultdict(list)
-        for record in records:
+        for record in batch.others:
             kinds[type(record)].append(record)
-        encoded = 0.0
+        begun = time.perf_counter()
+        tables = [*self._steps(batch, context), *self._gates(batch, context)]
         for kind, group in kinds.items():
-            begun = time.perf_counter()
-            tables = self._encode(kind, group)
-            encoded += time.perf_counter() - begun
-            for name, table in tables:
-                self._insert(name, table)
+            tables += self._encode(kind, group, context)
+        encoded = time.perf_counter() - begun
+        for name, table in tables:
+            self._insert(name, table)
         return encoded
 
-    def _encode(self, kind: type, group: list[Any]) -> list[tuple[str, pa.Table]]:
-        """Columns of one kind; a record that no column can hold is counted, the others are kept."""
-        if self.context is None:
-            raise RuntimeError("records were written before a run was begun")
+    def _steps(self, batch: Batch, context: RunContext) -> list[tuple[str, pa.Table]]:
+        if not batch.rows("steps"):
+            return []
+        run, steps = context.run, rows.StepColumns(context.run, batch, context.offset_us, self._batch)
+        return [
+            ("lane_steps", steps.table),
+            ("step_rollup", rollup.steps(run, steps)),
+            ("position_rollup", rollup.positions(run, steps)),
+            ("refusal_rollup", rollup.refusals(run, steps)),
+            ("step_time_rollup", rollup.step_times(run, steps)),
+        ]
+
+    def _gates(self, batch: Batch, context: RunContext) -> list[tuple[str, pa.Table]]:
+        if not batch.rows("gates"):
+            return []
+        decisions = rows.gates(context.run, batch, context.offset_us, self._gate_state)
+        self._gate_state = rows.last_gate_state(batch)
+        return [("gate_decisions", decisions), ("gate_rollup", rollup.gates(context.run, batch, context.offset_us))]
+
+    def _encode(self, kind: type, group: list[Any], context: RunContext) -> list[tuple[str, pa.Table]]:
+        """Columns of one rare kind; a record that no column can hold is counted, the others are kept."""
         try:
-            return self._columns(kind, group, self.context)
+            return self._columns(kind, group, context)
         except (OverflowError, ValueError, TypeError, pa.ArrowException):
             if len(group) == 1:
                 name = f"malformed {kind.__name__}"
                 self.malformed[name] = self.malformed.get(name, 0) + 1
                 return []
             middle = len(group) // 2
-            return self._encode(kind, group[:middle]) + self._encode(kind, group[middle:])
+            return self._encode(kind, group[:middle], context) + self._encode(kind, group[middle:], context)
 
     def _columns(self, kind: type, group: list[Any], context: RunContext) -> list[tuple[str, pa.Table]]:
         run, offset = context.run, context.offset_us
-        if kind is StepRecord:
-            batch = rows.StepColumns(run, group, offset, self._batch)
-            return [
-                ("lane_steps", batch.table),
-                ("step_rollup", rollup.steps(run, batch)),
-                ("position_rollup", rollup.positions(run, batch)),
-                ("refusal_rollup", rollup.refusals(run, batch)),
-                ("step_time_rollup", rollup.step_times(run, batch)),
-            ]
-        if kind is GateRecord:
-            decisions = ("gate_decisions", rows.gates(run, group, offset, self._gate_state))
-            self._gate_state = rows.gate_state(group[-1])
-            return [decisions, ("gate_rollup", rollup.gates(run, group, offset))]
         if kind is RequestRecord:
             table = rows.requests(run, context.record.run_id, group, offset, self._number)
             return [("requests", table), ("request_lanes", rows.request_lanes(run, group, self._number))]
@@ -329,24 +347,22 @@ class Writer:
             self._connection.execute(f"INSERT INTO {name} VALUES {values}", [value for row in group for value in row])
 
 
-def _by_run(records: list[AnyRecord]) -> list[tuple[RunRecord | None, list[AnyRecord]]]:
-    """The records of a batch, cut before every `RunRecord`."""
-    parts: list[tuple[RunRecord | None, list[AnyRecord]]] = []
-    start, opened = 0, None
-    for index, record in enumerate(records):
-        if type(record) is RunRecord:
-            if index > start or opened is not None:
-                parts.append((opened, records[start:index]))
-            start, opened = index + 1, record
-    if len(records) > start or opened is not None:
-        parts.append((opened, records[start:]))
-    return parts
+def _by_run(batches: list[Batch]) -> list[Batch]:
+    """One batch for every run that is in them."""
+    runs: list[list[Batch]] = []
+    for batch in batches:
+        if batch.run is not None or not runs:
+            runs.append([])
+        runs[-1].append(batch)
+    return [merge(parts) for parts in runs]
 
 
-def _nameless(records: Sequence[AnyRecord], now_us: int) -> RunRecord:
+def _nameless(batch: Batch, now_us: int) -> RunRecord:
     """A run whose first record was lost: its clock is set so that the newest record happens now."""
-    names = ("end_ns", "time_ns", "finished_ns")
-    newest = max((getattr(record, name, 0) for record in records for name in names), default=0)
+    names = ("time_ns", "finished_ns", "end_ns")
+    rare = max((getattr(record, name, 0) for record in batch.others for name in names), default=0)
+    columns = (batch.table("steps")["end_ns"], batch.table("gates")["time_ns"])
+    newest = max(rare, *(int(times.max(initial=0)) for times in columns))
     return RunRecord(
         run_id=f"unknown-{now_us}", clock_ns=newest, unix_ns=now_us * 1000,
         model="", device="", dtype="", levers={}, versions={},

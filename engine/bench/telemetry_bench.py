@@ -23,8 +23,9 @@ import psutil  # type: ignore[import-untyped]
 
 from engine.bench.result import BenchResult
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import encode, pack
 from telemetry.database import open_for_reading
-from telemetry.record import SeqShare, StepRecord, encode
+from telemetry.record import SeqShare, StepRecord
 from telemetry.retention import Retention
 from telemetry.ring import Ring
 from telemetry.setup import Telemetry
@@ -96,12 +97,12 @@ def _idle(options: TelemetryOptions, result: BenchResult, directory: Path, progr
     """Share of one core that taking in 100 steps a second costs the server: decode, hub, store, spans, metrics."""
     telemetry = Telemetry(directory / "idle.duckdb")
     stream = StepStream(step_ns=10_000_000)
-    telemetry.take([run_record()])
+    telemetry.take(pack([run_record()]))
     time.sleep(3.0)
     shares = []
     for _ in range(options.rounds):
         used, begun = time.process_time(), time.perf_counter()
-        payloads = [encode(stream.take(5)) for _ in range(100)]
+        payloads = [encode(pack(stream.take(5))) for _ in range(100)]
         made = time.process_time() - used
         for payload in payloads:
             telemetry.ingest(payload)
@@ -117,7 +118,7 @@ def _idle(options: TelemetryOptions, result: BenchResult, directory: Path, progr
 def _ingest(options: TelemetryOptions, result: BenchResult, directory: Path, progress: Progress) -> None:
     """Batches from another process, as the engine sends them, through decode, hub, store and spans."""
     telemetry = Telemetry(directory / "ingest.duckdb")
-    telemetry.take([run_record()])
+    telemetry.take(pack([run_record()]))
     command = [sys.executable, "-m", __spec__.name, "produce", "--rate", str(options.rate),
                "--seconds", str(options.seconds)]  # fmt: skip
     producer = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -160,7 +161,7 @@ def produce(rate: int, seconds: float) -> None:
     frames = []
     for _ in range(40):
         records = stream.take(_CHUNK * 4 // 7)
-        payload = encode(records)
+        payload = encode(pack(records))
         frames.append((_LENGTH.pack(len(records), len(payload)) + payload, len(records)))
     begun, sent, at = time.perf_counter(), 0, 0
     while (elapsed := time.perf_counter() - begun) < seconds:
@@ -179,12 +180,12 @@ def produce(rate: int, seconds: float) -> None:
 def _file(options: TelemetryOptions, result: BenchResult, directory: Path, progress: Progress) -> None:
     path = directory / "large.duckdb"
     store = Store(path, retention=_FOREVER)
-    store.put([run_record()])
+    store.put(pack([run_record()]))
     stream, at_once = StepStream(), 20_000
     for made in range(0, options.steps, at_once):
         while store.queued > 100_000:
             time.sleep(0.02)
-        store.put(stream.take(min(at_once, options.steps - made)))
+        store.put(pack(stream.take(min(at_once, options.steps - made))))
         if made % 500_000 == 0:
             progress(f"telemetry: {made} of {options.steps} steps")
     store.close(timeout_s=120)
@@ -263,10 +264,10 @@ def victim(path: Path) -> None:
     """Record 5,000 records a second until killed."""
     store = Store(path, retention=_FOREVER)
     stream = StepStream()
-    store.put([run_record()])
+    store.put(pack([run_record()]))
     print("recording", flush=True)
     while True:
-        store.put(stream.take(30))
+        store.put(pack(stream.take(30)))
         time.sleep(0.01)
 
 

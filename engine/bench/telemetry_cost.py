@@ -22,7 +22,7 @@ from engine.bench.step_stream import run_record
 from engine.core.device import Device
 from engine.core.vocabulary import Vocabulary
 from engine.model.open import open_device
-from telemetry.record import encode
+from telemetry.batch import encode, pack
 from telemetry.setup import Telemetry
 
 LEVEL = 2
@@ -81,7 +81,7 @@ def _send(engine: LocalEngine, pipe: IO[bytes], done: threading.Event) -> None:
     while not done.wait(FLUSH_S):
         records, engine.out.records = engine.out.records, []
         if records:
-            payload = encode(records)
+            payload = encode(pack(records))
             pipe.write(_HEAD.pack(len(payload)) + payload)
             pipe.flush()
 
@@ -89,7 +89,7 @@ def _send(engine: LocalEngine, pipe: IO[bytes], done: threading.Event) -> None:
 def serve(path: Path) -> None:
     """The other process: take in batches until the input ends."""
     telemetry = Telemetry(path)
-    telemetry.take([run_record()])
+    telemetry.take(pack([run_record()]))
     while len(head := os.read(0, _HEAD.size)) == _HEAD.size:
         (length,) = _HEAD.unpack(head)
         payload = b""

@@ -34,8 +34,8 @@ from engine.server.replay import Recorded
 from engine.server.run import config_of
 from engine.server.safety import Access
 from engine.server.sockets import reachable
+from telemetry.batch import Batch
 from telemetry.hub import Hub
-from telemetry.record import AnyRecord, RecordError, decode
 
 log = logging.getLogger("metrale.server")
 TELL_S = 0.5
@@ -233,14 +233,8 @@ class _Telemetry:
     def trouble(self) -> str:
         return self._telemetry.trouble
 
-    def ingest(self, payload: bytes, lost: int) -> Sequence[AnyRecord]:
-        try:
-            records = decode(payload)
-        except RecordError:
-            self._telemetry.ingest(payload, lost)  # counts it among the losses
-            return ()
-        self._telemetry.take(records, lost)
-        return records
+    def ingest(self, payload: bytes, lost: int) -> Sequence[Batch]:
+        return self._telemetry.ingest(payload, lost)
 
     def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
         from telemetry.database import StoreError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -27,7 +27,7 @@ from engine.server.safety import Access, Guarded, Role, bearer, problem
 from engine.server.session import Session, Sessions
 from engine.server.views import LogRelay, Views
 from engine.server.wire_socket import WireSocket
-from telemetry.record import StepRecord
+from telemetry.batch import Batch
 
 log = logging.getLogger("metrale")
 
@@ -80,12 +80,8 @@ class Server:
             self._ending = asyncio.create_task(asyncio.to_thread(self._parts.telemetry.end_run, reason))
 
     def _ingest(self, payload: bytes, lost: int) -> None:
-        records = self._parts.telemetry.ingest(payload, lost)
-        self._parts.steps.add(
-            Step((record.end_ns - record.start_ns) / 1e9, record.emitted, record.width)
-            for record in records
-            if isinstance(record, StepRecord) and record.width and not record.prefill_tokens
-        )
+        for batch in self._parts.telemetry.ingest(payload, lost):
+            self._parts.steps.add(_decode_steps(batch))
 
     def application(self) -> Starlette:
         return Starlette(
@@ -182,3 +178,11 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     log.error("A request to %s failed.", request.url.path, exc_info=error)
     return problem(500, "The server failed to answer; its log says why.", "internal_error")
+
+
+def _decode_steps(batch: Batch) -> Iterator[Step]:
+    """The steps of a batch that only decoded, for guards."""
+    steps = batch.table("steps")
+    decoded = (steps["width"] > 0) & (steps["prefill_tokens"] == 0)
+    seconds = (steps["end_ns"] - steps["start_ns"])[decoded] / 1e9
+    return map(Step, seconds.tolist(), steps["emitted"][decoded].tolist(), steps["width"][decoded].tolist())

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.protocol.commands import Command, Submit
 from engine.protocol.events import Event
+from telemetry.batch import Batch
 from telemetry.hub import Hub
-from telemetry.record import AnyRecord
 
 if TYPE_CHECKING:
     from engine.server.replay import Recorded
@@ -84,8 +84,8 @@ class Telemetry(Protocol):
         """One sentence of what is wrong with the database; empty when nothing is."""
         ...
 
-    def ingest(self, payload: bytes, lost: int) -> Sequence[AnyRecord]:
-        """Take a batch of records and return it decoded; never waits and never fails."""
+    def ingest(self, payload: bytes, lost: int) -> Sequence[Batch]:
+        """Take a message of the engine and return its batches; never waits and never fails."""
         ...
 
     def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:

@@ -23,8 +23,8 @@ from engine.protocol.events import (
     Usage,
 )
 from engine.server.ports import EncodedPrompt, QueryAnswer, QueryRefusedError
+from telemetry.batch import Batch, decode
 from telemetry.hub import Hub
-from telemetry.record import AnyRecord, decode
 
 FACTS = Facts(
     run_id="run-1",
@@ -175,10 +175,10 @@ class FakeTelemetry:
     closed: bool = False
     recorded: Any = None
 
-    def ingest(self, payload: bytes, lost: int) -> Sequence[AnyRecord]:
-        records = decode(payload)
-        self.hub.update(records)
-        return records
+    def ingest(self, payload: bytes, lost: int) -> Sequence[Batch]:
+        batches = decode(payload)
+        self.hub.update(batches)
+        return batches
 
     def query(self, sql: str, max_rows: int, run: int = 0) -> QueryAnswer:
         if not sql.lower().startswith("select"):

@@ -12,6 +12,7 @@ import duckdb
 import pytest
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import pack
 from telemetry.database import DatabaseUnreadableError, open_for_reading, open_owned
 from telemetry.docs import markdown
 from telemetry.migrations import MIGRATIONS, migrate, version_of
@@ -32,7 +33,7 @@ def recorded(path: Path, run_id: str, seed: int = 1, unix_ns: int = 0, steps: in
     store = Store(path, retention=Retention(0, 0))
     lever = LeverRecord("c1", 5_000_000, 5, "num_drafts", 3, 5, "tui", "me", "why")
     token = TokenRecord("chat-x", 0, 1_000_000, 1, 42, "mtp", 1, -0.5)
-    store.put([run_record(run_id, unix_ns), *StepStream(seed).take(steps), lever, token])
+    store.put(pack([run_record(run_id, unix_ns), *StepStream(seed).take(steps), lever, token]))
     store.close()
     return path
 
@@ -58,7 +59,7 @@ def test_what_was_said_is_kept_with_its_request_also_in_a_file_of_the_first_sche
     path = tmp_path / "old.duckdb"
     first_schema.write(path)
     telemetry = Telemetry(path)
-    telemetry.take([run_record("new"), *StepStream().take(400)])
+    telemetry.take(pack([run_record("new"), *StepStream().take(400)]))
     telemetry.store.flush()
     ended = str(telemetry.query("SELECT max(request_id) FROM requests WHERE run = 2").rows[0][0])
     telemetry.record_content(ended, '[{"role":"user","content":"hi"}]', "hello \u2603")
@@ -73,7 +74,7 @@ def test_new_records_go_into_a_file_of_the_first_schema(open_store: OpenStore, t
     path = tmp_path / "old.duckdb"
     first_schema.write(path)
     store = open_store(path)
-    store.put([run_record("new"), *StepStream().take(10)])
+    store.put(pack([run_record("new"), *StepStream().take(10)]))
     assert store.flush()
     rows = store.cursor().execute("SELECT run, count(*) FROM lane_steps GROUP BY 1 ORDER BY 1").fetchall()
     assert rows[-1] == (2, 10)
@@ -149,7 +150,7 @@ def test_a_table_that_lacks_what_is_written_is_said_in_a_sentence_with_what_to_d
     path = tmp_path / "unfinished.duckdb"
     _unfinished(path, "ALTER TABLE flushes DROP COLUMN queued")
     store = open_store(path)
-    store.put([run_record("r")])
+    store.put(pack([run_record("r")]))
     store.flush(1.0)
     assert store.trouble == (
         f"The tables of {path} are not those of this version: move the file away, recording begins again in a new one."

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import pack
 from telemetry.hub import Hub
 from telemetry.metrics import Histogram, Metric, exposition
 from telemetry.record import RequestRecord, StepRecord
@@ -45,7 +46,7 @@ def telemetry(tmp_path: Path) -> Telemetry:
 
 def test_every_line_parses_and_counters_agree_with_the_records(telemetry: Telemetry) -> None:
     records = StepStream().take(400)
-    telemetry.take([run_record(), *records])
+    telemetry.take(pack([run_record(), *records]))
     samples = parse(telemetry.prometheus())
     steps = [record for record in records if isinstance(record, StepRecord)]
     assert samples["metrale:spec_decode_num_draft_tokens_total", ""] == sum(record.drafted for record in steps)
@@ -60,7 +61,7 @@ def test_every_line_parses_and_counters_agree_with_the_records(telemetry: Teleme
 
 def test_histograms_are_cumulative_and_end_in_the_count(telemetry: Telemetry) -> None:
     records = StepStream().take(2000)
-    telemetry.take([run_record(), *records])
+    telemetry.take(pack([run_record(), *records]))
     samples = parse(telemetry.prometheus())
     requests = sum(isinstance(record, RequestRecord) for record in records)
     for family in ("request_duration", "time_to_first_token", "time_per_output_token"):
@@ -100,18 +101,18 @@ def test_labels_with_quotes_and_line_breaks_are_escaped() -> None:
 
 def test_failed_requests_are_told_apart_by_error_type() -> None:
     hub = Hub()
-    hub.update([run_record()])
+    hub.update(pack([run_record()]))
     base = RequestRecord(
         "a", "chat", "", "", "", 0, 1, 0, 10, "error", "broke", 1, 0, 0, 0, 0, 0, 0, {}, {}, 1.0, 1.0, 0, 0, 1
     )
-    hub.update([base])
+    hub.update(pack([base]))
     [labels] = hub.histograms.duration.members
     assert ("error_type", "error") in labels
 
 
 def test_samples_of_the_metrics_are_kept_in_the_database(tmp_path: Path) -> None:
     owner = Telemetry(tmp_path / "m.duckdb", metrics_every_s=0.05)
-    owner.take([run_record(), *StepStream().take(50)])
+    owner.take(pack([run_record(), *StepStream().take(50)]))
     owner.store.flush()
     owner.close()
     from telemetry.database import open_for_reading

@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import pack
 from telemetry.exporters import BoundedSpanProcessor, span_row
 from telemetry.otel import SpanFactory
 from telemetry.record import GateRecord, LeverRecord, LoadRecord, RequestRecord, SeqShare, StepRecord
@@ -131,7 +132,7 @@ def test_spans_in_sql_are_those_of_the_sdk(tmp_path: Path) -> None:
         a_request(),
     ]
     owner.announce("chat-0001000000000001", trace_id=TRACE)
-    owner.take([run, *records])
+    owner.take(pack([run, *records]))
     owner.spans.flush()
     owner.spans.close()
     assert owner.store.flush()
@@ -203,7 +204,7 @@ def test_a_collector_gets_every_span_with_resource_links_and_times(
     owner = Telemetry(tmp_path / "m.duckdb", otlp_endpoint=collector.endpoint)
     run = run_record("r")
     records = StepStream().take(200)
-    owner.take([run, *records, a_request()])
+    owner.take(pack([run, *records, a_request()]))
     owner.spans.flush()
     assert owner.spans.otlp is not None
     assert owner.spans.otlp.force_flush(20_000)
@@ -233,16 +234,16 @@ def test_a_collector_that_is_down_costs_nothing_but_counted_spans_and_is_served_
     port = first.port
     first.stop()
     owner = Telemetry(tmp_path / "m.duckdb", otlp_endpoint=first.endpoint)
-    owner.take([run_record(), a_request(request_id="early")])
+    owner.take(pack([run_record(), a_request(request_id="early")]))
     deadline = time.monotonic() + 20
     while "collector" not in owner.trouble and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "kept" in owner.trouble
     begun = time.perf_counter()
-    owner.take(StepStream().take(100))
+    owner.take(pack(StepStream().take(100)))
     assert time.perf_counter() - begun < 3.0, "an answer of the collector is waited for up to 5 s"
     second = collect(port=port)
-    owner.take([a_request(request_id="late")])
+    owner.take(pack([a_request(request_id="late")]))
     owner.spans.flush()
     assert owner.spans.otlp is not None
     assert owner.spans.otlp.force_flush(30_000)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import pack
 from telemetry.formats import plain, to_csv, to_json, to_parquet, to_table
 from telemetry.queries import Limits, QueryError, Result
 from telemetry.setup import Telemetry
@@ -24,8 +25,8 @@ Ask = Callable[..., Result]
 @pytest.fixture(scope="module")
 def telemetry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Telemetry]:
     owner = Telemetry(tmp_path_factory.mktemp("db") / "metrale.duckdb")
-    owner.take([run_record("one"), *StepStream(1).take(300)])
-    owner.take([run_record("two"), *StepStream(2).take(500)])
+    owner.take(pack([run_record("one"), *StepStream(1).take(300)]))
+    owner.take(pack([run_record("two"), *StepStream(2).take(500)]))
     assert owner.store.flush()
     yield owner
     owner.close()
@@ -159,7 +160,7 @@ def test_a_run_can_be_looked_at_alone_in_tables_and_views(ask: Ask) -> None:
 
 
 def test_a_query_sees_what_was_recorded_a_moment_ago(telemetry: Telemetry) -> None:
-    telemetry.take(StepStream(3, first_step=10_000).take(10))
+    telemetry.take(pack(StepStream(3, first_step=10_000).take(10)))
     deadline = time.monotonic() + 30
     while telemetry.query("SELECT max(step_id) FROM lane_steps").rows != ((10_009,),):
         assert time.monotonic() < deadline
@@ -167,14 +168,14 @@ def test_a_query_sees_what_was_recorded_a_moment_ago(telemetry: Telemetry) -> No
 
 def test_a_query_that_breaks_the_database_engine_does_not_stop_recording(tmp_path: Path) -> None:
     owner = Telemetry(tmp_path / "metrale.duckdb")
-    owner.take([run_record("one"), *StepStream().take(10)])
+    owner.take(pack([run_record("one"), *StepStream().take(10)]))
     assert owner.store.flush()
     each = "(SELECT key FROM json_each((SELECT levers FROM runs)))"
     try:
         owner.query(f"SELECT a.key FROM {each} a JOIN {each} b USING (key)")
     except QueryError:
         pass  # an internal error of this DuckDB version, after which it refuses everything
-    owner.take(StepStream(first_step=10).take(10))
+    owner.take(pack(StepStream(first_step=10).take(10)))
     assert owner.store.flush()
     assert owner.query("SELECT count(*), count(DISTINCT run) FROM lane_steps").rows == ((20, 1),)
     assert owner.query("SELECT run_id, state FROM runs").rows == (("one", "running"),)

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import decode, encode, pack
 from telemetry.hub import Hub
-from telemetry.record import RequestRecord, SeqShare, StepRecord, decode, encode
+from telemetry.record import RequestRecord, SeqShare, StepRecord
 from telemetry.recorded import recorded_steps, records
 from telemetry.store import Store
 
@@ -75,7 +76,7 @@ def test_every_view_of_the_tokens_of_a_run_adds_up_to_the_same(
         store = Store(Path(directory) / "m.duckdb", flush_s=0.01)
         try:
             run = run_record("r")
-            store.put([run, *decode(encode(stream))])
+            store.put(decode(encode(pack([run, *stream]))))
             assert store.flush()
             _check(store, stream)
         finally:
@@ -106,7 +107,7 @@ def _check(store: Store, stream: list[StepRecord | RequestRecord]) -> None:
     )
     assert by_request == {r.request_id: r.output_tokens for r in stream if isinstance(r, RequestRecord)}
     hub = Hub()
-    hub.update([run_record("r"), *stream])
+    hub.update(pack([run_record("r"), *stream]))
     assert hub.tokens_out == emitted
     assert sum(lane.tokens for lane in hub.lanes.values()) == emitted
 
@@ -114,7 +115,7 @@ def _check(store: Store, stream: list[StepRecord | RequestRecord]) -> None:
 def test_what_is_read_back_is_what_was_recorded(tmp_path: Path) -> None:
     store = Store(tmp_path / "m.duckdb")
     stream = StepStream(width=5).take(800)
-    store.put([run_record("r"), *stream])
+    store.put(pack([run_record("r"), *stream]))
     store.close()
     from telemetry.database import open_for_reading
 

@@ -12,6 +12,7 @@ import pytest
 
 from engine.bench.step_stream import StepStream, run_record
 from telemetry import report_html, report_text
+from telemetry.batch import pack
 from telemetry.compare import compare, render
 from telemetry.database import Connection, open_for_reading
 from telemetry.effects import effect
@@ -76,8 +77,8 @@ def a_story(run: RunRecord) -> list[AnyRecord]:
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     owner = Telemetry(tmp_path_factory.mktemp("db") / "metrale.duckdb")
     start = time.time_ns() - 3_600_000_000_000
-    owner.take(a_story(run_record("story-1", start)))
-    owner.take([run_record("empty-run", start)])
+    owner.take(pack(a_story(run_record("story-1", start))))
+    owner.take(pack([run_record("empty-run", start)]))
     assert owner.store.flush()
     owner.close()
     return owner.path

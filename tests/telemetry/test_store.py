@@ -17,6 +17,7 @@ import pytest
 
 from engine.bench.step_stream import StepStream, run_record
 from telemetry import beat, journal
+from telemetry.batch import pack
 from telemetry.database import DatabaseLockedError, DatabaseUnreadableError, open_for_reading
 from telemetry.record import GateRecord, LeverRecord, StepRecord
 from telemetry.store import Store
@@ -40,7 +41,7 @@ def wait_until(claim: Any, seconds: float = 10.0) -> bool:
 def test_every_record_put_becomes_a_row(open_store: OpenStore) -> None:
     store = open_store()
     records = StepStream().take(500)
-    store.put([run_record(), *records])
+    store.put(pack([run_record(), *records]))
     assert store.flush()
     steps = sum(isinstance(record, StepRecord) for record in records)
     gates = sum(isinstance(record, GateRecord) for record in records)
@@ -49,19 +50,22 @@ def test_every_record_put_becomes_a_row(open_store: OpenStore) -> None:
     assert ask(store, "SELECT sum(records) FROM flushes") == [(len(records) + 1,)]
 
 
-def test_a_full_queue_drops_the_newest_and_counts_them_by_kind_also_in_the_database(open_store: OpenStore) -> None:
+def test_a_full_queue_drops_what_does_not_fit_and_counts_it_by_kind(
+    open_store: OpenStore,
+) -> None:
     store = open_store(capacity=100, flush_s=30.0, commit_s=30.0)
     records = [record for record in StepStream().take(200) if isinstance(record, StepRecord)]
-    store.put([run_record(), *records])
-    assert store.losses["StepRecord"] == 101
+    for batch in ([run_record()], records[:60], records[60:120], records[120:140], records[140:]):
+        store.put(pack(batch))
+    assert store.losses == {"StepRecord": 120}
     assert store.flush()
-    assert ask(store, "SELECT kind, lost FROM losses") == [("StepRecord", 101)]
-    assert ask(store, "SELECT max(step_id) FROM lane_steps") == [(98,)]
+    assert ask(store, "SELECT kind, lost FROM losses") == [("StepRecord", 120)]
+    assert ask(store, "SELECT count(*), max(step_id) FROM lane_steps") == [(80, 139)]
 
 
 def test_losses_of_the_ring_are_counted(open_store: OpenStore) -> None:
     store = open_store()
-    store.put([run_record()], lost=7)
+    store.put(pack([run_record()]), lost=7)
     assert store.flush()
     assert ask(store, "SELECT kind, lost::INTEGER FROM losses_by_kind") == [("ring", 7)]
 
@@ -70,7 +74,7 @@ def test_a_record_that_no_column_can_hold_is_counted_and_its_neighbours_are_kept
     store = open_store()
     good = [record for record in StepStream().take(20) if isinstance(record, StepRecord)]
     bad = StepRecord(99, 99, "plain", 0, 1, width=-3, rows=1)
-    store.put([run_record(), *good[:10], bad, *good[10:]])
+    store.put(pack([run_record(), *good[:10], bad, *good[10:]]))
     assert store.flush()
     assert ask(store, "SELECT count(*), min(width) > 0 FROM lane_steps") == [(20, True)]
     assert store.losses["malformed StepRecord"] == 1
@@ -80,7 +84,7 @@ def test_rows_that_the_database_refuses_are_counted_and_recording_goes_on(open_s
     store = open_store()
     good = LeverRecord("good", 1, 1, "num_drafts", 3, 5, "tui", "me", "")
     bad = LeverRecord("bad", 1, 2**64 - 1, "num_drafts", 3, 5, "tui", "me", "")
-    store.put([run_record(), *StepStream().take(20), good, bad, good])
+    store.put(pack([run_record(), *StepStream().take(20), good, bad, good]))
     store.put_rows("metrics", [(time.time_ns() // 1000, "name", "", 1.0), ("not a time", "name", "", 1.0)])
     assert store.flush()
     assert ask(store, "SELECT count(*) FROM lane_steps") == [(20,)]
@@ -94,14 +98,14 @@ def test_rows_that_the_database_refuses_are_counted_and_recording_goes_on(open_s
 
 def test_a_word_that_this_version_does_not_know_is_kept_as_other(open_store: OpenStore) -> None:
     store = open_store()
-    store.put([run_record(), StepRecord(1, 1, "teleport", 0, 1000, 1, 1)])
+    store.put(pack([run_record(), StepRecord(1, 1, "teleport", 0, 1000, 1, 1)]))
     assert store.flush()
     assert ask(store, "SELECT lane::VARCHAR FROM lane_steps") == [("other",)]
 
 
 def test_records_without_a_run_get_one_with_times_of_today(open_store: OpenStore) -> None:
     store = open_store()
-    store.put(StepStream().take(10))
+    store.put(pack(StepStream().take(10)))
     assert store.flush()
     [(run_id, age)] = ask(
         store,
@@ -113,7 +117,7 @@ def test_records_without_a_run_get_one_with_times_of_today(open_store: OpenStore
 
 def test_two_runs_in_one_batch_are_kept_apart(open_store: OpenStore) -> None:
     store = open_store()
-    store.put([run_record("a"), *StepStream(1).take(30), run_record("b"), *StepStream(2).take(50)])
+    store.put(pack([run_record("a"), *StepStream(1).take(30), run_record("b"), *StepStream(2).take(50)]))
     assert store.flush()
     assert ask(store, "SELECT run_id, count(*) FROM lane_steps JOIN runs USING (run) GROUP BY 1 ORDER BY 1") == [
         ("a", 30),
@@ -127,7 +131,7 @@ def test_two_runs_in_one_batch_are_kept_apart(open_store: OpenStore) -> None:
 
 def test_closing_states_the_end_of_the_run(open_store: OpenStore, tmp_path: Path) -> None:
     store = open_store()
-    store.put([run_record(), *StepStream().take(10)])
+    store.put(pack([run_record(), *StepStream().take(10)]))
     store.close("asked to")
     reader = open_for_reading(store.path)
     assert reader.execute("SELECT state, end_reason, missing FROM runs").fetchall() == [("ended", "asked to", 0)]
@@ -166,11 +170,11 @@ def test_a_directory_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_a_deleted_file_is_noticed_and_recording_begins_anew_at_the_path(open_store: OpenStore) -> None:
     store = open_store()
-    store.put([run_record("first"), *StepStream().take(50)])
+    store.put(pack([run_record("first"), *StepStream().take(50)]))
     assert store.flush()
     store.path.unlink()
     assert wait_until(lambda: "deleted" in store.trouble or store.path.exists())
-    store.put(StepStream(first_step=50).take(30))
+    store.put(pack(StepStream(first_step=50).take(30)))
     assert wait_until(lambda: not store.trouble and store.path.exists())
     assert store.flush()
     assert ask(store, "SELECT run_id FROM runs") == [("first",)]
@@ -181,13 +185,13 @@ def test_a_deleted_file_is_noticed_and_recording_begins_anew_at_the_path(open_st
 
 def test_a_file_replaced_by_rubbish_is_said_in_a_sentence_and_records_wait(open_store: OpenStore) -> None:
     store = open_store()
-    store.put([run_record(), *StepStream().take(50)])
+    store.put(pack([run_record(), *StepStream().take(50)]))
     assert store.flush()
     rubbish = store.path.with_name("rubbish")
     rubbish.write_bytes(b"not a database" * 1000)
     os.replace(rubbish, store.path)
     assert wait_until(lambda: "cannot be opened" in store.trouble)
-    store.put(StepStream(first_step=50).take(30))
+    store.put(pack(StepStream(first_step=50).take(30)))
     with pytest.raises(RuntimeError, match="cannot be opened"):
         store.cursor()
     store.path.unlink()
@@ -200,14 +204,14 @@ def test_a_file_replaced_by_another_database_of_ours_takes_the_rest_of_the_run(
     open_store: OpenStore, tmp_path: Path
 ) -> None:
     other = Store(tmp_path / "other.duckdb")
-    other.put([run_record("older"), *StepStream(7).take(40)])
+    other.put(pack([run_record("older"), *StepStream(7).take(40)]))
     other.close()
     store = open_store()
-    store.put([run_record("mine"), *StepStream(8).take(50)])
+    store.put(pack([run_record("mine"), *StepStream(8).take(50)]))
     assert store.flush()
     os.replace(other.path, store.path)
     assert wait_until(lambda: store.losses["database replaced"] > 0)
-    store.put(StepStream(8, first_step=50).take(30))
+    store.put(pack(StepStream(8, first_step=50).take(30)))
     assert wait_until(lambda: not store.trouble), store.trouble
     assert store.flush()
     rows = ask(store, "SELECT run_id, count(*) FROM lane_steps JOIN runs USING (run) GROUP BY 1 ORDER BY 1")
@@ -237,14 +241,14 @@ def test_a_full_disk_is_said_records_wait_in_bounded_memory_and_recording_resume
     open_store: OpenStore, tiny_disk: Path
 ) -> None:
     store = open_store(tiny_disk / "metrale.duckdb", capacity=30_000)
-    store.put([run_record()])
+    store.put(pack([run_record()]))
     assert store.flush()
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(shutil.disk_usage(tiny_disk).free - 150_000))
     stream = StepStream()
     begun = time.monotonic()
     for _ in range(60):
-        store.put(stream.take(500))
+        store.put(pack(stream.take(500)))
         time.sleep(0.02)
     assert time.monotonic() - begun < 30
     assert "full" in store.trouble
@@ -259,12 +263,12 @@ def test_a_full_disk_is_said_records_wait_in_bounded_memory_and_recording_resume
 
 def test_a_file_system_made_read_only_is_said_and_recording_resumes(open_store: OpenStore, tiny_disk: Path) -> None:
     store = open_store(tiny_disk / "metrale.duckdb")
-    store.put([run_record(), *StepStream().take(10)])
+    store.put(pack([run_record(), *StepStream().take(10)]))
     assert store.flush()
     remount = ["mount", "-o", "remount,{},size=8m", str(tiny_disk)]
     if subprocess.run([part.format("ro") for part in remount], capture_output=True, check=False).returncode:
         pytest.skip("this kernel keeps a file system writable while a file on it is open for writing")
-    store.put(StepStream(first_step=10).take(10))
+    store.put(pack(StepStream(first_step=10).take(10)))
     assert wait_until(lambda: store.trouble)
     subprocess.run([part.format("rw") for part in remount], check=True)
     assert wait_until(lambda: not store.trouble, 20)
@@ -277,15 +281,15 @@ _VICTIM = """
 import sys, time
 from pathlib import Path
 from engine.bench.step_stream import StepStream, run_record
+from telemetry.batch import pack
 from telemetry.store import Store
-from telemetry.writer import Writer
 store = Store(Path(sys.argv[1]))
 stream = StepStream()
-store.put([run_record("victim", time.time_ns())])
+store.put(pack([run_record("victim", time.time_ns())]))
 put = 1
 while True:
     records = stream.take(50)
-    store.put(records)
+    store.put(pack(records))
     put += len(records)
     print(put, time.time_ns(), flush=True)
     time.sleep(0.01)
@@ -331,7 +335,7 @@ def test_a_run_that_was_cut_off_stays_readable_beside_the_next_one(open_store: O
     victim.kill()
     victim.wait()
     store = open_store(path)
-    store.put([run_record("next"), *StepStream(9).take(20)])
+    store.put(pack([run_record("next"), *StepStream(9).take(20)]))
     assert store.flush()
     assert ask(store, "SELECT run_id, state FROM runs ORDER BY run") == [("victim", "interrupted"), ("next", "running")]
     assert ask(store, "SELECT missing >= 0, heartbeat >= last_record - INTERVAL 1 HOUR FROM runs WHERE run = 1") == [
@@ -349,9 +353,11 @@ def test_changes_of_the_gate_and_the_speeds_of_its_arms_are_columns(open_store: 
         )
         return GateRecord(number, number, "verify", arm, reason, arms, 1.0, 0, 9, 1, 5)
 
-    store.put([run_record(), decision(1, "verify", "cold", -1.0, 80.0), decision(2, "verify", "cold", -1.0, 80.0)])
+    store.put(
+        pack([run_record(), decision(1, "verify", "cold", -1.0, 80.0), decision(2, "verify", "cold", -1.0, 80.0)])
+    )
     assert store.flush()
-    store.put([decision(3, "verify", "cold", -1.0), decision(4, "plain", "probe", 50.0, 70.0, 90.0)])
+    store.put(pack([decision(3, "verify", "cold", -1.0), decision(4, "plain", "probe", 50.0, 70.0, 90.0)]))
     assert store.flush()
     rows = ask(store, "SELECT is_change, plain_tokens_per_s, spec_tokens_per_s FROM gate_decisions ORDER BY step_id")
     assert rows == [(True, None, 80.0), (False, None, 80.0), (False, None, None), (True, 50.0, 90.0)]
@@ -363,12 +369,12 @@ def test_the_journal_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Writer, "commit", lambda self, flush, now: (released.wait(10), commit(self, flush, now)))
     store = Store(tmp_path / "m.duckdb", flush_s=0.02, commit_s=0.0)
     try:
-        store.put([run_record()])
+        store.put(pack([run_record()]))
         time.sleep(0.2)
-        store.put(StepStream().take(30))
+        store.put(pack(StepStream().take(30)))
         time.sleep(0.5)
-        waiting = [record for batch in journal.read(store.path, 0) for record in batch]
-        assert sum(isinstance(record, StepRecord) for record in waiting) == 30
+        waiting = [batch for frame in journal.read(store.path, 0) for batch in frame]
+        assert sum(batch.rows("steps") for batch in waiting) == 30
     finally:
         released.set()
         store.close()
@@ -378,8 +384,8 @@ def test_the_journal_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch
 def test_a_journal_that_ends_in_the_middle_of_a_frame_gives_what_came_before(tmp_path: Path) -> None:
     path = tmp_path / "m.duckdb"
     writing = journal.Journal(path)
-    writing.append(1, [run_record()])
-    writing.append(2, StepStream().take(5))
+    writing.append(1, pack([run_record()]))
+    writing.append(2, pack(StepStream().take(5)))
     data = journal.path_of(path).read_bytes()
     for cut in (len(data), len(data) - 1, len(data) // 2, 3, 0):
         journal.path_of(path).write_bytes(data[:cut])

@@ -17,7 +17,8 @@ from engine.runtime.in_process import InProcessEngine
 from engine.runtime.loop import EngineLoop, MeteredRing, WakingInbox
 from engine.runtime.outbox import FLUSH_S, BatchOutbox, Flusher
 from engine.scheduler import Scheduler
-from telemetry.record import HealthRecord, RungRecord, StepRecord, decode
+from telemetry.batch import decode
+from telemetry.record import HealthRecord, RungRecord, StepRecord
 from telemetry.ring import Ring
 from tests.fakes.scripted_device import ScriptedDevice, encode, vocabulary
 from tests.fakes.server_parts import FACTS
@@ -104,7 +105,7 @@ def test_lost_records_are_told_once() -> None:
     thread.flush(last=True)
     batches = [event for event in found.events if isinstance(event, Records)]
     assert [batch.lost for batch in batches] == [2]
-    assert len(decode(batches[0].payload)) == 1
+    assert [len(batch) for batch in decode(batches[0].payload)] == [1]
 
 
 def test_a_server_that_is_gone_ends_the_engine() -> None:
@@ -213,7 +214,7 @@ def test_a_request_runs_through_the_whole_loop_in_process(engine: tuple[InProces
     found.wait(lambda events: any(isinstance(event, Records) for event in events))
     running.stop()
     tokens = [token for event in found.events if isinstance(event, Delta) for token in event.tokens]
-    records = [r for e in found.events if isinstance(e, Records) for r in decode(e.payload)]
+    records = [r for e in found.events if isinstance(e, Records) for b in decode(e.payload) for r in b.records()]
     assert isinstance(found.events[0], Ready)
     assert len(tokens) == 40
     assert sum(record.emitted for record in records if isinstance(record, StepRecord)) == 40

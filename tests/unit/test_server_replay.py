@@ -10,6 +10,7 @@ import pytest
 from engine.protocol.client import ChatError, WireClient
 from engine.protocol.wire import ChatTurn, LeverRefused, Problem, Replay, Stats, Subscribe
 from engine.server.idle import NoEngine
+from telemetry.batch import pack
 from telemetry.hub import Hub
 from telemetry.record import RunRecord, StepRecord
 from tests.fakes.live_server import LiveServer, live
@@ -26,7 +27,7 @@ class FakeRun:
 
     def __post_init__(self) -> None:
         self.hub = Hub(clock_ns=lambda: int(self.position_s * 1e9))
-        self.hub.update([RunRecord("recorded-1", 0, 0, "m", "d", "f", {}, {}, kv_tokens=64, block_size=4)])
+        self.hub.update(pack([RunRecord("recorded-1", 0, 0, "m", "d", "f", {}, {}, kv_tokens=64, block_size=4)]))
 
     def seek(self, position_s: float) -> None:
         self.position_s = min(position_s, self.duration_s)
@@ -36,7 +37,9 @@ class FakeRun:
         while self.position_s < until - 1e-9:
             start = int(self.position_s * 1e9)
             self.position_s = round(self.position_s + 0.01, 4)
-            self.hub.update([StepRecord(1, 1, "plain", start, start + 9_000_000, 1, 1, emitted=1, bonus=1, kv_used=2)])
+            self.hub.update(
+                pack([StepRecord(1, 1, "plain", start, start + 9_000_000, 1, 1, emitted=1, bonus=1, kv_used=2)])
+            )
         return self.position_s < self.duration_s
 
 
