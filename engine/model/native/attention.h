@@ -1,7 +1,8 @@
 // Causal attention over the paged cache with an online softmax in chunks of 64 positions.
 //
 // Chunks begin at multiples of 64 of the sequence, never of the batch, and every query runs the same operations alone
-// or beside others: the result of a row is the same in a prompt chunk, a verify and a decode step.
+// or beside others: the result of a row is the same in a prompt chunk, a verify and a decode step. Queries that share
+// keys go through a chunk together while it is in the first-level cache, and some of them share its registers.
 #pragma once
 #include "elementwise.h"
 
@@ -9,6 +10,8 @@ namespace {
 
 constexpr int kChunk = 64;
 constexpr int kKeyTiles = kChunk / 16;
+constexpr int kQueryTile = 6;                 // queries that share one pass over keys in registers
+constexpr int kQueryGroup = 4 * kQueryTile;  // queries that share a chunk in the first-level cache
 
 inline float from_word(uint32_t bits) {
     float x;
@@ -93,25 +96,35 @@ struct Chunk {
     }
 };
 
-template <class Cache, int N>
-void scores(const Chunk<Cache>& chunk, const Query* queries, int head_dim, int block_size, F out[N][kKeyTiles]) {
-    F acc[N][kKeyTiles];
+// How many vectors of 16 positions or values N queries can hold in registers at once.
+constexpr int vectors_for(int queries) {
+    const int most = kAccumulators / queries;
+    return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
+// Scores of the positions of tiles `tile` to `tile + Tiles`; the first queries of a group ask for the values meanwhile.
+template <class Cache, int N, int Tiles>
+void score_tiles(const Chunk<Cache>& chunk, const Query* queries, int head_dim, int block_size, int tile, bool first,
+                 F (*out)[kKeyTiles]) {
+    F acc[N][Tiles];
     for (int n = 0; n < N; ++n)
-        for (int t = 0; t < kKeyTiles; ++t) acc[n][t] = splat(0.0f);
+        for (int t = 0; t < Tiles; ++t) acc[n][t] = splat(0.0f);
     for (int d = 0; d < head_dim; ++d) {
         const int64_t at = static_cast<int64_t>(d) * block_size;
-        const auto* ahead = chunk.values[d % kChunk];  // blocks lie anywhere, so the hardware cannot foresee them
-        __builtin_prefetch(ahead);
-        __builtin_prefetch(ahead + head_dim / 2);
-        F key[kKeyTiles];
-        for (int t = 0; t < kKeyTiles; ++t) key[t] = Cache::read(chunk.keys[t] + at);
+        if (first) {  // blocks lie anywhere, so the hardware cannot foresee them
+            const auto* ahead = chunk.values[(16 * tile + d * Tiles / kKeyTiles) % kChunk];
+            __builtin_prefetch(ahead);
+            __builtin_prefetch(ahead + head_dim / 2);
+        }
+        F key[Tiles];
+        for (int t = 0; t < Tiles; ++t) key[t] = Cache::read(chunk.keys[tile + t] + at);
         for (int n = 0; n < N; ++n) {
             const F q = splat(queries[n].q[d]);
-            for (int t = 0; t < kKeyTiles; ++t) acc[n][t] = fma(q, key[t], acc[n][t]);
+            for (int t = 0; t < Tiles; ++t) acc[n][t] = fma(q, key[t], acc[n][t]);
         }
     }
     for (int n = 0; n < N; ++n)
-        for (int t = 0; t < kKeyTiles; ++t) out[n][t] = acc[n][t];
+        for (int t = 0; t < Tiles; ++t) out[n][tile + t] = acc[n][t];
 }
 
 struct Softmax {
@@ -119,31 +132,40 @@ struct Softmax {
 
     // Turns scores into weights relative to the new maximum; returns the factor for what was summed before.
     float take(F s[kKeyTiles], int valid, float* weights) {
-        for (int t = 0; t < kKeyTiles; ++t) s[t] = keep_first(s[t], valid - 16 * t, -1e30f);
+        if (valid < kChunk)
+            for (int t = 0; t < kKeyTiles; ++t) s[t] = keep_first(s[t], valid - 16 * t, -1e30f);
         const float now = largest(max(max(s[0], s[1]), max(s[2], s[3])));
-        const float next = now > top ? now : top;
-        alignas(64) float factor[16];
-        store(factor, exponential(splat(top - next)));
+        const float factor = now > top ? rescale(now) : 1.0f;
         F all = splat(0.0f);
         for (int t = 0; t < kKeyTiles; ++t) {
-            const F weight = keep_first(exponential(s[t] - splat(next)), valid - 16 * t, 0.0f);
+            F weight = exponential(s[t] - splat(top));
+            if (valid < kChunk) weight = keep_first(weight, valid - 16 * t, 0.0f);
             store(weights + 16 * t, weight);
             all = all + weight;
         }
-        total = __builtin_fmaf(total, factor[0], sum(all));
+        total = __builtin_fmaf(total, factor, sum(all));
+        return factor;
+    }
+
+  private:
+    float rescale(float next) {
+        alignas(64) float factor[16];
+        store(factor, exponential(splat(top - next)));
         top = next;
         return factor[0];
     }
 };
 
+// Adds the weighted values of dimensions `dim` to `dim + 16 * Wide`; the first of a chunk asks for the next one's keys.
 template <class Cache, int N, int Wide>
 void add_values(const Chunk<Cache>& chunk, const Chunk<Cache>& next, int key_stride, const Query* queries,
-                const float (*weights)[kChunk], const float* factor, int dim) {
+                const float (*weights)[kChunk], const float* factor, int dim, bool first) {
     F acc[N][Wide];
     for (int n = 0; n < N; ++n)
         for (int i = 0; i < Wide; ++i) acc[n][i] = load(queries[n].out + dim + 16 * i) * splat(factor[n]);
     for (int j = 0; j < chunk.count; ++j) {
-        for (int t = 0; t < kKeyTiles; ++t) __builtin_prefetch(next.keys[t] + j * key_stride);
+        if (first)
+            for (int t = 0; t < kKeyTiles; ++t) __builtin_prefetch(next.keys[t] + j * key_stride);
         F value[Wide];
         for (int i = 0; i < Wide; ++i) value[i] = Cache::read(chunk.values[j] + dim + 16 * i);
         for (int n = 0; n < N; ++n) {
@@ -155,43 +177,55 @@ void add_values(const Chunk<Cache>& chunk, const Chunk<Cache>& next, int key_str
         for (int i = 0; i < Wide; ++i) store(queries[n].out + dim + 16 * i, acc[n][i]);
 }
 
+// Takes N queries through one chunk; returns N.
 template <class Cache, int N>
-void attend(const Model& model, const Layer& layer, const int32_t* table, int head, const Query* queries) {
-    const int head_dim = model.shape.head_dim;
-    int longest = 0;
-    for (int n = 0; n < N; ++n) {
-        longest = queries[n].limit > longest ? queries[n].limit : longest;
-        for (int d = 0; d < head_dim; d += 16) store(queries[n].out + d, splat(0.0f));
-    }
-    Softmax softmax[N];
+int attend_chunk(const ShapeArgs& shape, const Chunk<Cache>& chunk, const Chunk<Cache>& next, const Query* queries,
+                 Softmax* softmax, bool first) {
+    constexpr int kVectors = vectors_for(N), kRest = kVectors < 2 ? 1 : 2;
+    const int head_dim = shape.head_dim, stride = head_dim * shape.block_size / kChunk;
+    F s[N][kKeyTiles];
+    for (int tile = 0; tile < kKeyTiles; tile += kVectors)
+        score_tiles<Cache, N, kVectors>(chunk, queries, head_dim, shape.block_size, tile, first, s);
     alignas(64) float weights[N][kChunk];
     float factor[N];
+    for (int n = 0; n < N; ++n) factor[n] = softmax[n].take(s[n], queries[n].limit - chunk.start, weights[n]);
+    int dim = 0;
+    for (; dim + 16 * kVectors <= head_dim; dim += 16 * kVectors)
+        add_values<Cache, N, kVectors>(chunk, next, stride, queries, weights, factor, dim, first && dim == 0);
+    if (dim < head_dim) add_values<Cache, N, kRest>(chunk, next, stride, queries, weights, factor, dim, first && dim == 0);
+    return N;
+}
+
+// Takes some of `left` queries through one chunk; returns how many.
+template <class Cache>
+int attend_some(const ShapeArgs& shape, const Chunk<Cache>& chunk, const Chunk<Cache>& next, const Query* queries,
+                Softmax* softmax, int left, bool first) {
+    if (left >= kQueryTile) return attend_chunk<Cache, kQueryTile>(shape, chunk, next, queries, softmax, first);
+    if (left >= 3) return attend_chunk<Cache, 3>(shape, chunk, next, queries, softmax, first);
+    if (left == 2) return attend_chunk<Cache, 2>(shape, chunk, next, queries, softmax, first);
+    return attend_chunk<Cache, 1>(shape, chunk, next, queries, softmax, first);
+}
+
+// Up to kQueryGroup queries of one sequence that share a head of keys and values.
+template <class Cache>
+void attend(const Model& model, const Layer& layer, const int32_t* table, int head, const Query* queries, int count) {
+    const ShapeArgs& shape = model.shape;
+    int longest = 0;
+    for (int n = 0; n < count; ++n) {
+        longest = queries[n].limit > longest ? queries[n].limit : longest;
+        for (int d = 0; d < shape.head_dim; d += 16) store(queries[n].out + d, splat(0.0f));
+    }
+    Softmax softmax[kQueryGroup];
     Chunk<Cache> chunk(model, layer, table, head, 0, longest);
     for (int start = 0; start < longest; start += kChunk) {
         const Chunk<Cache> next(model, layer, table, head, start + kChunk < longest ? start + kChunk : start, longest);
-        F s[N][kKeyTiles];
-        scores<Cache, N>(chunk, queries, head_dim, model.shape.block_size, s);
-        for (int n = 0; n < N; ++n) factor[n] = softmax[n].take(s[n], queries[n].limit - start, weights[n]);
-        int dim = 0;
-        const int stride = head_dim * model.shape.block_size / kChunk;
-        for (; dim + 64 <= head_dim; dim += 64) add_values<Cache, N, 4>(chunk, next, stride, queries, weights, factor, dim);
-        if (dim < head_dim) add_values<Cache, N, 2>(chunk, next, stride, queries, weights, factor, dim);
+        for (int n = 0; n < count;)
+            n += attend_some<Cache>(shape, chunk, next, queries + n, softmax + n, count - n, n == 0);
         chunk = next;
     }
-    for (int n = 0; n < N; ++n) {
+    for (int n = 0; n < count; ++n) {
         const F inverse = splat(1.0f / softmax[n].total);
-        for (int d = 0; d < head_dim; d += 16) store(queries[n].out + d, load(queries[n].out + d) * inverse);
-    }
-}
-
-template <class Cache>
-void attend_some(const Model& model, const Layer& layer, const int32_t* table, int head, const Query* queries, int count) {
-    using Kernel = void (*)(const Model&, const Layer&, const int32_t*, int, const Query*);
-    static constexpr Kernel few[] = {attend<Cache, 1>, attend<Cache, 2>};
-    if (count <= 2) return few[count - 1](model, layer, table, head, queries);
-    if constexpr (kQueryTile == 6) {
-        static constexpr Kernel more[] = {attend<Cache, 3>, attend<Cache, 4>, attend<Cache, 5>, attend<Cache, 6>};
-        more[count - 3](model, layer, table, head, queries);
+        for (int d = 0; d < shape.head_dim; d += 16) store(queries[n].out + d, load(queries[n].out + d) * inverse);
     }
 }
 

@@ -5,16 +5,13 @@
 
 namespace {
 
-struct LaneF {  // as many of a tile's 16 rows as one register holds
-    __m256 v;
-};
 struct F {
     __m256 a, b;
 };
-constexpr int kLanes = 8;
-#define METRALE_UNROLL _Pragma("GCC unroll 8")  // keep accumulators in registers
+#define METRALE_UNROLL _Pragma("GCC unroll 8")     // keep accumulators in registers
+#define METRALE_KEEP_LOOP _Pragma("GCC unroll 1")  // unrolled, its sums would be reordered and need more registers
 constexpr int kRowTile = 4;    // activation rows that share one pass over a tile
-constexpr int kQueryTile = 2;  // query vectors that share one pass over keys
+constexpr int kAccumulators = 5;  // vectors of attention that stay in registers beside those of keys
 
 inline F load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, F x) {
@@ -60,10 +57,8 @@ inline float largest(F x) {
     const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
-inline LaneF lane_half(const uint16_t* p) {
-    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-inline F load_half(const uint16_t* p) { return {lane_half(p).v, lane_half(p + 8).v}; }
+inline __m256 eight_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline F load_half(const uint16_t* p) { return {eight_half(p), eight_half(p + 8)}; }
 inline __m256 eight_brain(const uint16_t* p) {
     const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
@@ -71,76 +66,116 @@ inline __m256 eight_brain(const uint16_t* p) {
 inline F load_brain(const uint16_t* p) { return {eight_brain(p), eight_brain(p + 8)}; }
 // Whole numbers in [-127, 127] to bytes; returns their sum.
 inline int32_t store_bytes(int8_t* p, F x) {
-    alignas(32) int32_t whole[16];
-    _mm256_store_si256(reinterpret_cast<__m256i*>(whole), _mm256_cvtps_epi32(x.a));
-    _mm256_store_si256(reinterpret_cast<__m256i*>(whole + 8), _mm256_cvtps_epi32(x.b));
-    int32_t total = 0;
-    for (int i = 0; i < 16; ++i) {
-        p[i] = static_cast<int8_t>(whole[i]);
-        total += whole[i];
-    }
-    return total;
+    const __m256i a = _mm256_cvtps_epi32(x.a), b = _mm256_cvtps_epi32(x.b);
+    const __m256i words = _mm256_packs_epi32(a, b), bytes = _mm256_packs_epi16(words, words);  // each half of a, then of b
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+    const __m256i eight = _mm256_add_epi32(a, b);
+    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    const __m128i two = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 0xb1)));
 }
 
-struct LaneI {
-    __m256i v;
+struct I {  // sixteen sums, one for each of a tile's rows
+    __m256i a, b;
 };
-struct LaneW {  // 4 weights of each lane's row, unsigned bytes
-    __m256i v;
-};
-inline LaneF operator*(LaneF x, LaneF y) { return {_mm256_mul_ps(x.v, y.v)}; }
-inline LaneF fma(LaneF x, LaneF y, LaneF z) { return {_mm256_fmadd_ps(x.v, y.v, z.v)}; }
-inline LaneF lane_splat(float x) { return {_mm256_set1_ps(x)}; }
-inline void lane_store(float* p, LaneF x) { _mm256_storeu_ps(p, x.v); }
-inline LaneI lane_splat_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
-inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
-    return {_mm256_add_epi32(_mm256_slli_epi32(a.v, 8), _mm256_set1_epi32(more))};
-}
-inline LaneF to_float(LaneI x) { return {_mm256_cvtepi32_ps(x.v)}; }
-inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), mask = _mm256_set1_epi8(15);
-    low.v = _mm256_and_si256(both, mask);
-    high.v = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
-}
+inline I splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I operator+(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline I times_256(I x) { return {_mm256_slli_epi32(x.a, 8), _mm256_slli_epi32(x.b, 8)}; }
+inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline __m256i load_32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 inline __m256i four_of(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
     return _mm256_set1_epi32(four);
 }
-// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
+
+// A block of 32 weights of each of 16 rows, read anew for every few activation rows: sixteen registers hold the sums of
+// four rows and little else.
+struct Nibbles {
+    const uint8_t* p;
+};
+struct Bytes {
+    const uint8_t* p;
+};
+
 #if defined(__AVXVNNI__)
-inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
-    METRALE_UNROLL
-    for (int g = 0; g < 8; ++g) acc.v = _mm256_dpbusd_avx_epi32(acc.v, w[g].v, four_of(x + 4 * g));
-    return acc;
+// Adds to sums[n] the block times the 32 activations at x + n * stride.
+template <int N>
+inline void dot(Nibbles w, const int8_t* x, int stride, I* sums) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    METRALE_KEEP_LOOP
+    for (int g = 0; g < 4; ++g) {
+        const __m256i a = load_32(w.p + 64 * g), b = load_32(w.p + 64 * g + 32);
+        const __m256i low_a = _mm256_and_si256(a, mask), high_a = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
+        const __m256i low_b = _mm256_and_si256(b, mask), high_b = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        METRALE_UNROLL
+        for (int n = 0; n < N; ++n) {
+            const __m256i first = four_of(x + n * stride + 4 * g), second = four_of(x + n * stride + 4 * g + 16);
+            sums[n].a = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].a, low_a, first), high_a, second);
+            sums[n].b = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].b, low_b, first), high_b, second);
+        }
+    }
 }
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
-inline LaneW lane_bytes(const uint8_t* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
-inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
-#else
-inline LaneI add_pairs(LaneI acc, __m256i pairs) {
-    return {_mm256_add_epi32(acc.v, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))};
+template <int N>
+inline void dot(Bytes w, const int8_t* x, int stride, I* sums) {
+    METRALE_KEEP_LOOP
+    for (int g = 0; g < 8; ++g) {
+        const __m256i a = load_32(w.p + 64 * g), b = load_32(w.p + 64 * g + 32);
+        METRALE_UNROLL
+        for (int n = 0; n < N; ++n) {
+            const __m256i four = four_of(x + n * stride + 4 * g);
+            sums[n].a = _mm256_dpbusd_avx_epi32(sums[n].a, a, four);
+            sums[n].b = _mm256_dpbusd_avx_epi32(sums[n].b, b, four);
+        }
+    }
 }
-inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {  // 16 * 15 * 127 fits 16 bits
-    __m256i pairs = _mm256_maddubs_epi16(w[0].v, four_of(x));
+#else
+inline __m256i add_pairs(__m256i sum, __m256i pairs) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+// Adds to sums[n] the block times the 32 activations at x + n * stride. All 16 products of a 16-bit lane fit it: 16 * 15 * 127.
+template <int N>
+inline void dot(Nibbles w, const int8_t* x, int stride, I* sums) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    I pairs[N];
     METRALE_UNROLL
-    for (int g = 1; g < 8; ++g) pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(w[g].v, four_of(x + 4 * g)));
-    return add_pairs(acc, pairs);
+    for (int n = 0; n < N; ++n) pairs[n] = splat_int(0);
+    METRALE_KEEP_LOOP
+    for (int g = 0; g < 4; ++g) {
+        const __m256i a = load_32(w.p + 64 * g), b = load_32(w.p + 64 * g + 32);
+        const __m256i low_a = _mm256_and_si256(a, mask), high_a = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
+        const __m256i low_b = _mm256_and_si256(b, mask), high_b = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        METRALE_UNROLL
+        for (int n = 0; n < N; ++n) {
+            const __m256i first = four_of(x + n * stride + 4 * g), second = four_of(x + n * stride + 4 * g + 16);
+            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(low_a, first));
+            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(low_b, first));
+            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(high_a, second));
+            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(high_b, second));
+        }
+    }
+    METRALE_UNROLL
+    for (int n = 0; n < N; ++n) sums[n] = {add_pairs(sums[n].a, pairs[n].a), add_pairs(sums[n].b, pairs[n].b)};
 }
 // Signed again, and |w| times x with w's sign: 2 * 128 * 127 still fits 16 bits, 2 * 255 * 127 would saturate.
 constexpr int32_t kByteOffset = 0;
-inline LaneW lane_bytes(const uint8_t* p) {
-    const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return {_mm256_xor_si256(stored, _mm256_set1_epi8(-128))};
-}
-inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) {
-    METRALE_UNROLL
+template <int N>
+inline void dot(Bytes w, const int8_t* x, int stride, I* sums) {
+    const __m256i top_bit = _mm256_set1_epi8(-128);
+    METRALE_KEEP_LOOP
     for (int g = 0; g < 8; ++g) {
-        const __m256i signed_x = _mm256_sign_epi8(four_of(x + 4 * g), w[g].v);
-        acc = add_pairs(acc, _mm256_maddubs_epi16(_mm256_abs_epi8(w[g].v), signed_x));
+        const __m256i a = _mm256_xor_si256(load_32(w.p + 64 * g), top_bit);
+        const __m256i b = _mm256_xor_si256(load_32(w.p + 64 * g + 32), top_bit);
+        METRALE_UNROLL
+        for (int n = 0; n < N; ++n) {
+            const __m256i four = four_of(x + n * stride + 4 * g);
+            sums[n].a = add_pairs(sums[n].a, _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(four, a)));
+            sums[n].b = add_pairs(sums[n].b, _mm256_maddubs_epi16(_mm256_abs_epi8(b), _mm256_sign_epi8(four, b)));
+        }
     }
-    return acc;
 }
 #endif
 

@@ -8,11 +8,9 @@ namespace {
 struct F {
     __m512 v;
 };
-using LaneF = F;  // as many of a tile's 16 rows as one register holds
-constexpr int kLanes = 16;
 #define METRALE_UNROLL _Pragma("GCC unroll 8")  // keep accumulators in registers
 constexpr int kRowTile = 8;    // activation rows that share one pass over a tile
-constexpr int kQueryTile = 6;  // query vectors that share one pass over keys
+constexpr int kAccumulators = 24;  // vectors of attention that stay in registers
 
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a.v); }
@@ -55,38 +53,49 @@ inline int32_t store_bytes(int8_t* p, F a) {
     return _mm512_reduce_add_epi32(whole);
 }
 
-struct LaneI {
+struct I {  // sixteen sums, one for each of a tile's rows
     __m512i v;
 };
-struct LaneW {  // 4 weights of each lane's row, unsigned bytes
-    __m512i v;
+inline I splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline I operator+(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
+inline I times_256(I a) { return {_mm512_slli_epi32(a.v, 8)}; }
+inline F to_float(I a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+struct Weights {  // a block of 32 weights of each of 16 rows as unsigned bytes, four inputs a register
+    __m512i v[8];
 };
-inline LaneF lane_splat(float x) { return splat(x); }
-inline LaneF lane_half(const uint16_t* p) { return load_half(p); }
-inline void lane_store(float* p, LaneF a) { store(p, a); }
-inline LaneI lane_splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
-inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
-    return {_mm512_add_epi32(_mm512_slli_epi32(a.v, 8), _mm512_set1_epi32(more))};
-}
-inline LaneF to_float(LaneI a) { return {_mm512_cvtepi32_ps(a.v)}; }
-inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
-    const __m512i both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
-    low.v = _mm512_and_si512(both, mask);
-    high.v = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
-}
-inline LaneW lane_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+struct Nibbles : Weights {
+    explicit Nibbles(const uint8_t* p) {
+        const __m512i mask = _mm512_set1_epi8(15);
+        METRALE_UNROLL
+        for (int g = 0; g < 4; ++g) {
+            const __m512i both = _mm512_loadu_si512(p + 64 * g);
+            v[g] = _mm512_and_si512(both, mask);
+            v[g + 4] = _mm512_and_si512(_mm512_srli_epi16(both, 4), mask);
+        }
+    }
+};
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
-// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
-inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
-    METRALE_UNROLL
-    for (int g = 0; g < 8; ++g) {
-        int32_t four;
-        __builtin_memcpy(&four, x + 4 * g, 4);
-        acc.v = _mm512_dpbusd_epi32(acc.v, w[g].v, _mm512_set1_epi32(four));
+struct Bytes : Weights {
+    explicit Bytes(const uint8_t* p) {
+        METRALE_UNROLL
+        for (int g = 0; g < 8; ++g) v[g] = _mm512_loadu_si512(p + 64 * g);
     }
-    return acc;
+};
+
+// Adds to sums[n] the block times the 32 activations at x + n * stride.
+template <int N>
+inline void dot(const Weights& w, const int8_t* x, int stride, I* sums) {
+    METRALE_UNROLL
+    for (int n = 0; n < N; ++n) {
+        METRALE_UNROLL
+        for (int g = 0; g < 8; ++g) {
+            int32_t four;
+            __builtin_memcpy(&four, x + n * stride + 4 * g, 4);
+            sums[n].v = _mm512_dpbusd_epi32(sums[n].v, w.v[g], _mm512_set1_epi32(four));
+        }
+    }
 }
-inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
 
 }  // namespace

@@ -9,11 +9,9 @@ namespace {
 struct F {
     float v[16];
 };
-using LaneF = F;
-constexpr int kLanes = 16;
 #define METRALE_UNROLL  // loops are left to the compiler
 constexpr int kRowTile = 4;    // activation rows that share one pass over a tile
-constexpr int kQueryTile = 2;  // query vectors that share one pass over keys
+constexpr int kAccumulators = 24;  // vectors of attention that stay in registers
 
 #define METRALE_EACH(expression) \
     F r;                         \
@@ -74,46 +72,50 @@ inline int32_t store_bytes(int8_t* p, F a) {
     return total;
 }
 
-struct LaneI {
+struct I {  // sixteen sums, one for each of a tile's rows
     int32_t v[16];
 };
-struct LaneW {  // 4 weights of each lane's row
-    uint8_t v[64];
-};
-inline LaneF lane_splat(float x) { return splat(x); }
-inline LaneF lane_half(const uint16_t* p) { return load_half(p); }
-inline void lane_store(float* p, LaneF a) { store(p, a); }
-inline LaneI lane_splat_int(int32_t x) {
-    LaneI r;
+inline I splat_int(int32_t x) {
+    I r;
     for (int i = 0; i < 16; ++i) r.v[i] = x;
     return r;
 }
-inline LaneI lane_times_256_plus(LaneI a, int32_t more) {
-    for (int i = 0; i < 16; ++i) a.v[i] = a.v[i] * 256 + more;
+inline I operator+(I a, I b) {
+    for (int i = 0; i < 16; ++i) a.v[i] += b.v[i];
     return a;
 }
-inline LaneF to_float(LaneI a) { METRALE_EACH(static_cast<float>(a.v[i])); }
-inline void lane_nibbles(const uint8_t* p, LaneW& low, LaneW& high) {
-    for (int i = 0; i < 64; ++i) {
-        low.v[i] = p[i] & 15;
-        high.v[i] = p[i] >> 4;
+inline I times_256(I a) {
+    for (int i = 0; i < 16; ++i) a.v[i] *= 256;
+    return a;
+}
+inline F to_float(I a) { METRALE_EACH(static_cast<float>(a.v[i])); }
+
+struct Weights {  // a block of 32 weights of each of 16 rows as unsigned bytes, four inputs of all rows side by side
+    uint8_t v[512];
+};
+struct Nibbles : Weights {
+    explicit Nibbles(const uint8_t* p) {
+        for (int i = 0; i < 256; ++i) {
+            v[i] = p[i] & 15;
+            v[i + 256] = p[i] >> 4;
+        }
     }
-}
-inline LaneW lane_bytes(const uint8_t* p) {
-    LaneW r;
-    memcpy(r.v, p, 64);
-    return r;
-}
+};
 // Weights of 8 bits are stored with 128 added, which is taken off afterwards.
 constexpr int32_t kByteOffset = 128;
-// A block's 32 weights of each lane times the block's 32 activations, added to `acc`.
-inline LaneI dot_nibbles(LaneI acc, const LaneW w[8], const int8_t* x) {
-    for (int g = 0; g < 8; ++g)
-        for (int i = 0; i < 16; ++i)
-            for (int j = 0; j < 4; ++j) acc.v[i] += static_cast<int32_t>(w[g].v[4 * i + j]) * x[4 * g + j];
-    return acc;
+struct Bytes : Weights {
+    explicit Bytes(const uint8_t* p) { memcpy(v, p, sizeof v); }
+};
+
+// Adds to sums[n] the block times the 32 activations at x + n * stride.
+template <int N>
+inline void dot(const Weights& w, const int8_t* x, int stride, I* sums) {
+    for (int n = 0; n < N; ++n)
+        for (int g = 0; g < 8; ++g)
+            for (int i = 0; i < 16; ++i)
+                for (int j = 0; j < 4; ++j)
+                    sums[n].v[i] += static_cast<int32_t>(w.v[64 * g + 4 * i + j]) * x[n * stride + 4 * g + j];
 }
-inline LaneI dot_bytes(LaneI acc, const LaneW w[8], const int8_t* x) { return dot_nibbles(acc, w, x); }
 
 #undef METRALE_EACH
 

@@ -18,65 +18,62 @@ inline void prefetch(const void* p, int bytes) {
 }
 
 struct Q40 {
+    using Weights = Nibbles;
     static constexpr int kBytes = kTile * kBlock / 2, kOffset = 8;
     static constexpr bool kMin = false;
-    static void unpack(const uint8_t* p, LaneW w[8]) {
-        for (int i = 0; i < 4; ++i) lane_nibbles(p + 64 * i, w[i], w[i + 4]);
-    }
-    static LaneI dot(LaneI start, const LaneW w[8], const int8_t* x) { return dot_nibbles(start, w, x); }
 };
-struct Q41 : Q40 {
-    static constexpr int kOffset = 0;
+struct Q41 {
+    using Weights = Nibbles;
+    static constexpr int kBytes = kTile * kBlock / 2, kOffset = 0;
     static constexpr bool kMin = true;
 };
 struct Q80 {
+    using Weights = Bytes;
     static constexpr int kBytes = kTile * kBlock, kOffset = kByteOffset;
     static constexpr bool kMin = false;
-    static void unpack(const uint8_t* p, LaneW w[8]) {
-        for (int i = 0; i < 8; ++i) w[i] = lane_bytes(p + 64 * i);
-    }
-    static LaneI dot(LaneI start, const LaneW w[8], const int8_t* x) { return dot_bytes(start, w, x); }
 };
 
-// out[m][0..15] = the tile's 16 rows times activation row row0 + m, for N rows.
+// out[m][0..15] = the tile's 16 rows times activation row row0 + m, for N rows. The `first` rows of a tile ask for the
+// next one's weights; to the others they are there already.
 template <class Format, int N>
-void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_t row0, float (*out)[kTile]) {
+void tile_times_rows(const Matrix& w, int64_t tile, const Activations& x, int64_t row0, bool first, float (*out)[kTile]) {
     const int blocks = w.blocks;
     const QuantBlock* rows = &x.at(row0, 0);
-    for (int part = 0; part < kTile; part += kLanes) {
-        const uint8_t* quants = w.quants + tile * blocks * Format::kBytes + part * 4;
-        const uint16_t* scales = w.scales + tile * blocks * kTile + part;
-        const uint16_t* mins = Format::kMin ? w.mins + tile * blocks * kTile + part : nullptr;
-        LaneF acc[N];
-        for (int m = 0; m < N; ++m) acc[m] = lane_splat(0.0f);
-        for (int b = 0; b < blocks; ++b) {
-            const uint8_t* here = quants + static_cast<int64_t>(b) * Format::kBytes;
+    const uint8_t* quants = w.quants + tile * blocks * Format::kBytes;
+    const uint16_t* scales = w.scales + tile * blocks * kTile;
+    const uint16_t* mins = Format::kMin ? w.mins + tile * blocks * kTile : nullptr;
+    F acc[N];
+    for (int m = 0; m < N; ++m) acc[m] = splat(0.0f);
+    for (int b = 0; b < blocks; ++b) {
+        const uint8_t* here = quants + static_cast<int64_t>(b) * Format::kBytes;
+        if (first) {
             prefetch(here + kQuantsAhead, Format::kBytes);
             prefetch(scales + b * kTile + kScalesAhead / 2, 1);
             if constexpr (Format::kMin) prefetch(mins + b * kTile + kScalesAhead / 2, 1);
-            LaneW weights[8];
-            Format::unpack(here, weights);
-            const LaneF scale = lane_half(scales + b * kTile);
-            LaneF least;
-            if constexpr (Format::kMin) least = lane_half(mins + b * kTile);
-            METRALE_UNROLL
-            for (int m = 0; m < N; ++m) {
-                const QuantBlock& block = rows[b * kRowGroup + m];
-                LaneI dot = lane_splat_int(Format::kOffset ? -Format::kOffset * block.q_sum : 0);
-                dot = Format::dot(dot, weights, block.q);
-                if (block.wide) {
-                    dot = lane_times_256_plus(dot, Format::kOffset ? -Format::kOffset * block.low_sum : 0);
-                    dot = Format::dot(dot, weights, block.low);
-                }
-                acc[m] = fma(to_float(dot), scale * lane_splat(block.scale), acc[m]);
-                if constexpr (Format::kMin) acc[m] = fma(least, lane_splat(block.sum), acc[m]);
-            }
         }
-        for (int m = 0; m < N; ++m) lane_store(out[m] + part, acc[m]);
+        const QuantBlock* block = rows + b * kRowGroup;
+        const typename Format::Weights weights(here);
+        I sums[N];
+        METRALE_UNROLL
+        for (int m = 0; m < N; ++m) sums[m] = splat_int(-Format::kOffset * block[m].q_sum);
+        dot<N>(weights, block->q, sizeof(QuantBlock), sums);
+        const F scale = load_half(scales + b * kTile);
+        F least;
+        if constexpr (Format::kMin) least = load_half(mins + b * kTile);
+        METRALE_UNROLL
+        for (int m = 0; m < N; ++m) {
+            if (block[m].wide) {
+                sums[m] = times_256(sums[m]) + splat_int(-Format::kOffset * block[m].low_sum);
+                dot<1>(weights, block[m].low, 0, sums + m);
+            }
+            acc[m] = fma(to_float(sums[m]), scale * splat(block[m].scale), acc[m]);
+            if constexpr (Format::kMin) acc[m] = fma(least, splat(block[m].sum), acc[m]);
+        }
     }
+    for (int m = 0; m < N; ++m) store(out[m], acc[m]);
 }
 
-using TileKernel = void (*)(const Matrix&, int64_t, const Activations&, int64_t, float (*)[kTile]);
+using TileKernel = void (*)(const Matrix&, int64_t, const Activations&, int64_t, bool, float (*)[kTile]);
 
 template <class Format>
 TileKernel kernel_for(int rows) {
@@ -107,7 +104,7 @@ void multiply(const Matrix& w, const Activations& x, int64_t rows, Range tiles, 
         for (int64_t tile = tiles.begin; tile < tiles.end; ++tile) {
             for (int64_t row = from; row < to; row += kRowTile) {
                 const int n = to - row < kRowTile ? static_cast<int>(to - row) : kRowTile;
-                kernel_for(w, n)(w, tile, x, row, out);
+                kernel_for(w, n)(w, tile, x, row, row == 0, out);
                 done(tile, row, n, out);
             }
         }
@@ -154,7 +151,7 @@ inline void multiply_gated(const Layer& layer, const Activations& x, int64_t row
     const Matrix &gate = layer.matrix[kWgate], &up = layer.matrix[kWup];
     multiply(gate, x, rows, tiles, [&](int64_t tile, int64_t row, int n, float(*out)[kTile]) {
         alignas(64) float upper[kRowTile][kTile];
-        kernel_for(up, n)(up, tile, x, row, upper);
+        kernel_for(up, n)(up, tile, x, row, row == 0, upper);
         const int width = tile_width(gate, tile);
         for (int m = 0; m < n; ++m) {
             add_bias(out[m], layer.vector[kBgate], tile, width);

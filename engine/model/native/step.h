@@ -181,17 +181,21 @@ class Step {
         return args_.block_tables + static_cast<int64_t>(segment) * args_.table_width;
     }
 
-    // Queries are numbered by segment, then KV head, then row, then head of the group.
+    // Queries are numbered by segment, then KV head, then row, then head of the group; a portion is a run of them.
     void attention(const Layer& layer) {
-        const int64_t all = static_cast<int64_t>(args_.rows) * shape_.heads, portions = (all + kQueryTile - 1) / kQueryTile;
-        int64_t chunks = 2 * pool_.threads();
-        if (portions > chunks) chunks = portions < kMaxPortions ? portions : kMaxPortions;
-        if (chunks > all) chunks = all;
-        if (is_short(all)) chunks = 1;
-        pool_.each(static_cast<int>(chunks), [&](int chunk, int) {
-            const Range part = share(all, static_cast<int>(chunks), chunk);
-            attend_range(layer, part.begin, part.end);
+        const int64_t all = static_cast<int64_t>(args_.rows) * shape_.heads, size = is_short(all) ? all : portion_size(all);
+        pool_.each(static_cast<int>((all + size - 1) / size), [&](int portion, int) {
+            const int64_t from = portion * size;
+            attend_range(layer, from, from + size < all ? from + size : all);
         });
+    }
+
+    // Large enough to share keys, small enough to keep every thread busy, and never so small that a loop has too many.
+    int64_t portion_size(int64_t queries) const {
+        const int64_t group = shape_.heads / shape_.kv_heads, even = queries / (4 * pool_.threads());
+        const int64_t shared = even >= kQueryGroup ? kQueryGroup : even >= kQueryTile ? even / kQueryTile * kQueryTile : group;
+        const int64_t least = (queries + kMaxPortions - 1) / kMaxPortions;
+        return shared > least ? shared : least;
     }
 
     // Whether one thread is done before another would have begun: a query-key pair takes some 6 ns.
@@ -207,14 +211,14 @@ class Step {
             const int64_t first_row = args_.row_offsets[segment], rows = args_.row_offsets[segment + 1] - first_row;
             const int64_t inside = from - first_row * shape_.heads, head = inside / (rows * group);
             int64_t at = inside % (rows * group);
-            Query queries[kQueryTile];
+            Query queries[kQueryGroup];
             int count = 0;
-            for (; count < kQueryTile && from < to && at < rows * group; ++count, ++from, ++at) {
+            for (; count < kQueryGroup && from < to && at < rows * group; ++count, ++from, ++at) {
                 const int64_t row = first_row + at / group, column = (head * group + at % group) * shape_.head_dim;
                 queries[count] = {s_.qkv + row * model_.qkv_size() + column, s_.attn + row * model_.q_size() + column,
                                   s_.position[row] + 1};
             }
-            attend_some<Cache>(model_, layer, table_of(segment), static_cast<int>(head), queries, count);
+            attend<Cache>(model_, layer, table_of(segment), static_cast<int>(head), queries, count);
         }
     }
 
