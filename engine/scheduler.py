@@ -32,7 +32,7 @@ class Scheduler:
         engine.tick += 1
         engine.did_mixed_step = False
         plan(engine)
-        engine.saves_hidden = bool(wanted_drafters(engine) & engine.ctx.device.facts.drafters & HEADS)
+        engine.saves_hidden = wanted_drafters(engine) & engine.ctx.device.facts.drafters & HEADS
         for lane in self.lanes:
             if lane(engine) is Flow.SKIP_REST:
                 break

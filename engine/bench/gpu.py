@@ -27,7 +27,7 @@ from engine.bench.result import Spread, provenance
 from engine.model import graphs
 from engine.model.backend import Backend, Batch
 from engine.model.config import ModelConfig
-from engine.model.cuda.program import EARLY, LATE, LOGIT_ROWS, AttentionTiling, Launch
+from engine.model.cuda.program import LOGIT_ROWS, AttentionTiling, Launch
 from engine.model.cuda.tiling import Tiling, cut, tiling
 from engine.model.cuda_backend import CudaBackend
 from engine.model.graphs import WIDTHS, Captured, GraphKey, kind_of
@@ -93,7 +93,7 @@ def copy_bandwidth() -> float:
 def backend_of(
     config: ModelConfig,
     widths: Sequence[int] = WIDTHS,
-    pdl: int = LATE,
+    pdl: bool = True,
     layers: int | None = None,
     tokens: int = 300_000,
     attention: AttentionTiling | None = None,
@@ -110,26 +110,15 @@ def feed(backend: CudaBackend, rows: int, context: int, per_segment: int = 1) ->
     inputs = backend.graphs.inputs[rows]
     blocks = -(-(context + per_segment) // BLOCK_SIZE)
     sequences = -(-rows // per_segment)
-    tables = np.arange(sequences * blocks, dtype=np.int32) % backend.kv.num_blocks
-    sequence = np.arange(rows) // per_segment
-    positions = (context + np.arange(rows) % per_segment).astype(np.int32)
-    slots = tables[sequence * blocks + positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    tokens = np.random.default_rng(0).integers(0, backend.config.vocab_size, rows).astype(np.int32)
-    sources = np.full(rows, -1, np.int32)
-    firsts = np.full(rows, context, np.int32)
-    inputs.write(
-        0,
-        [
-            tokens,
-            sources,
-            positions,
-            slots,
-            firsts,
-            (sequence * blocks).astype(np.int32),
-            np.arange(rows, dtype=np.int32),
-        ],
-        tables,
-    )
+    tables = [at % backend.kv.num_blocks for at in range(sequences * blocks)]
+    starts = [row // per_segment * blocks for row in range(rows)]
+    positions = [context + row % per_segment for row in range(rows)]
+    slots = [
+        tables[start + position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        for start, position in zip(starts, positions, strict=True)
+    ]
+    tokens = np.random.default_rng(0).integers(0, backend.config.vocab_size, rows).tolist()
+    inputs.write((0, 1, rows), [tokens, [-1] * rows, positions, slots, [context] * rows, starts, range(rows)], tables)
 
 
 def step_us(backend: CudaBackend, rows: int, context: int = 256, per_segment: int = 1) -> Spread:
@@ -271,15 +260,19 @@ def profile(report: Report) -> None:
     for rows in (1, 4, 8):
         key = backend.graphs.key(rows, 260, True)
         launches = backend.graphs.launches(key)
-        feed(backend, rows, 256, rows)
-        whole = timed_us(backend.graphs.get(key).replay).median
+
+        def took(some: Sequence[Launch], rows: int = rows) -> float:
+            captured = backend.graphs.capture(tuple(some), rows)
+            feed(backend, rows, 256, rows)
+            return timed_us(captured.replay).median
+
+        whole = took(launches)
         report.add(f"profile {rows} rows: whole step us", whole)
         for part in dict.fromkeys(launch.part for launch in launches):
-            alone = backend.graphs.capture(tuple(one for one in launches if one.part == part))
-            without = backend.graphs.capture(tuple(one for one in launches if one.part != part))
-            report.add(f"  {part}: alone, us", timed_us(alone.replay).median)
-            report.add(f"  {part}: share (step less step without it), us", whole - timed_us(without.replay).median)
-    plain = backend_of(SHAPES["default"], widths=NARROW, pdl=0)
+            report.add(f"  {part}: alone, us", took([one for one in launches if one.part == part]))
+            rest = took([one for one in launches if one.part != part])
+            report.add(f"  {part}: share (step less step without it), us", whole - rest)
+    plain = backend_of(SHAPES["default"], widths=NARROW, pdl=False)
     for rows in (1, 8):
         report.add(f"step us without programmatic launch, {rows} rows", step_us(plain, rows))
 
@@ -299,15 +292,22 @@ def carveout(report: Report) -> None:
         report.add(f"step us with one carveout, {rows} rows, context 120", step_us(backend, rows, 120))
 
 
-def late(report: Report) -> None:
-    """Step times when the next kernel may start only once the inputs of this one are there."""
-    for name, rows in (("default", (1, 2, 4, 8, 16, 32, 64, 256)), ("1b", (1, 4, 8)), ("8b", (1, 4, 8))):
-        for pdl in (EARLY, LATE):
-            backend = backend_of(SHAPES[name], widths=rows, pdl=pdl, tokens=120_000)
-            shown = ", ".join(f"{n}: {step_us(backend, n, 200).median:.1f}" for n in rows)
-            report.add(f"{name}, trigger {'early' if pdl == EARLY else 'late'}: step us at 200 by rows", shown)
-            del backend
-            torch.cuda.empty_cache()
+def widths(report: Report) -> None:
+    """Step times by rows, of all shapes."""
+    for name, rows in (("default", (1, 2, 4, 8, 16, 32, 64, 128, 256)), ("1b", (1, 4, 8)), ("8b", (1, 4, 8))):
+        backend = backend_of(SHAPES[name], widths=rows, tokens=120_000)
+        for count in rows:
+            took = step_us(backend, count, 200)
+            report.add(f"{name}: step us, {count} rows of as many sequences, context 200", took)
+            report.add("  tokens/s", count * 1e6 / took.median)
+        bandwidth = report.figures.get("copy bandwidth, TB/s")
+        if isinstance(bandwidth, float):
+            alone = step_us(backend, 1, 200).median
+            report.add(
+                f"{name}: share of copy bandwidth", weight_bytes(SHAPES[name]) / (alone * 1e-6) / 1e12 / bandwidth
+            )
+        del backend
+        torch.cuda.empty_cache()
 
 
 def larger(report: Report, name: str) -> None:
@@ -327,9 +327,9 @@ def larger(report: Report, name: str) -> None:
 
 def _parts(report: Report, name: str, backend: CudaBackend, rows: int) -> None:
     launches = backend.graphs.launches(backend.graphs.key(rows, 260, True))
-    feed(backend, rows, 256)
     for part in dict.fromkeys(launch.part for launch in launches):
-        captured = backend.graphs.capture(tuple(one for one in launches if one.part == part))
+        captured = backend.graphs.capture(tuple(one for one in launches if one.part == part), rows)
+        feed(backend, rows, 256)
         report.add(f"{name}: {part} alone, {rows} rows, us", timed_us(captured.replay, 10, 3).median)
 
 
@@ -381,11 +381,12 @@ def sweep(report: Report, name: str) -> None:
                 return
             backend.graphs.builder.tile = forced(*tile)
             launches = backend.graphs.launches(backend.graphs.key(rows, 260, rows <= LOGIT_ROWS))
-            feed(backend, rows, 256)
             shown = []
             for part in dict.fromkeys(one.part for one in launches if one.part in MATRICES):
                 try:
-                    captured: Captured = backend.graphs.capture(tuple(one for one in launches if one.part == part))
+                    alone = tuple(one for one in launches if one.part == part)
+                    captured: Captured = backend.graphs.capture(alone, rows)
+                    feed(backend, rows, 256)
                     shown.append(f"{part} {timed_us(captured.replay, 10, 3).median:.1f}")
                 except Exception as error:  # a tile too large for the chip is a result too
                     shown.append(f"{part} {type(error).__name__}")
@@ -475,7 +476,7 @@ def peer(report: Report) -> None:
 
 SECTIONS: dict[str, Callable[[Report], None]] = {
     "carveout": carveout,
-    "late": late,
+    "widths": widths,
     "exact": exactness,
     "default": default_steps,
     "profile": profile,
@@ -498,7 +499,7 @@ class _Job:
     widths: tuple[int, ...]
     tile: Tile | None = None
     attention: AttentionTiling | None = None
-    pdl: int = LATE
+    pdl: bool = True
 
 
 def _needed(names: Sequence[str]) -> list[_Job]:
@@ -507,10 +508,9 @@ def _needed(names: Sequence[str]) -> list[_Job]:
     if {"carveout", "exact", "default", "profile", "engine"} & set(names):
         jobs.append(_Job("default", (8, 16, 64, 256)))
     if "profile" in names:
-        jobs.append(_Job("default", (8,), pdl=0))
-    if "late" in names:
-        jobs += [_Job("default", (8, 32, 256), pdl=pdl) for pdl in (EARLY, LATE)]
-        jobs += [_Job(name, (8,), pdl=pdl) for name in ("1b", "8b") for pdl in (EARLY, LATE)]
+        jobs.append(_Job("default", (8,), pdl=False))
+    if "widths" in names:
+        jobs += [_Job("default", (8, 32, 256)), _Job("1b", (8,)), _Job("8b", (8,))]
     if "attention" in names:
         jobs += [_Job("default", (8, 32), attention=tile) for tile in ATTENTION]
     jobs += [_Job(name, (8,)) for name in ("1b", "8b") if name in names]
@@ -523,7 +523,7 @@ def _needed(names: Sequence[str]) -> list[_Job]:
 
 def compile_part(names: Sequence[str], part: int, parts: int) -> None:
     """Compile every `parts`-th kernel into Triton's cache."""
-    launches: dict[object, tuple[Launch, int]] = {}
+    launches: dict[object, tuple[Launch, bool]] = {}
     hollow: dict[object, CudaBackend] = {}
     for job in _needed(names):
         config = replace(SHAPES[job.shape], num_layers=1)

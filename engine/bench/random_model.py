@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
-from engine.model.backend import Batch
+from engine.model.backend import Batch, HostBatch
 from engine.model.config import ModelConfig
 from engine.model.kv import PagedKV
 from engine.model.load import LayerWeights, Weights, rope_frequencies
@@ -63,21 +64,27 @@ def ragged_batch(
     greedy: bool = False,
     taps: tuple[int, ...] = (),
     layers: tuple[int, ...] | None = None,
-    previous: tuple[tuple[int, torch.Tensor], ...] = (),
 ) -> Batch:
     """Segments are (start, tokens, blocks); by default every row's logits are wanted."""
-    offsets = [0]
-    for _, tokens, _ in segments:
-        offsets.append(offsets[-1] + len(tokens))
-    widest = max(len(blocks) for _, _, blocks in segments)
-    return Batch(
-        tokens=torch.tensor([token for _, tokens, _ in segments for token in tokens], device=device),
-        positions=torch.tensor([start + i for start, tokens, _ in segments for i in range(len(tokens))], device=device),
-        row_offsets=tuple(offsets),
+    return host_batch(segments, logit_rows, greedy=greedy, taps=taps, layers=layers).on(device)
+
+
+def host_batch(
+    segments: Sequence[tuple[int, list[int], list[int]]],
+    logit_rows: tuple[int, ...] | None = None,
+    *,
+    greedy: bool = False,
+    taps: tuple[int, ...] = (),
+    layers: tuple[int, ...] | None = None,
+    previous: tuple[tuple[int, torch.Tensor], ...] = (),
+) -> HostBatch:
+    """The same in plain numbers."""
+    offsets = (0, *accumulate(len(tokens) for _, tokens, _ in segments))
+    return HostBatch(
+        tokens=[token for _, tokens, _ in segments for token in tokens],
+        row_offsets=offsets,
         starts=tuple(start for start, _, _ in segments),
-        block_tables=torch.tensor(
-            [blocks + [0] * (widest - len(blocks)) for _, _, blocks in segments], dtype=torch.int32, device=device
-        ),
+        block_tables=[blocks for _, _, blocks in segments],
         logit_rows=tuple(range(offsets[-1])) if logit_rows is None else logit_rows,
         greedy=greedy,
         taps=taps,

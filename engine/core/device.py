@@ -102,8 +102,8 @@ class Segment:
     rows: tuple[RowPlan, ...] = ()
     from_previous: bool = False
     """`tokens[0]` is a placeholder: the device feeds the token that it sampled last for this sequence."""
-    save_hidden: bool = False
-    """Keep this segment's hidden rows for the draft head (`DraftItem` consumes them)."""
+    save_hidden: frozenset[DrafterName] = frozenset()
+    """Draft heads that want this segment's hidden rows (`DraftItem` consumes them)."""
 
 
 class StepKind(StrEnum):

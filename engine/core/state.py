@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from engine.core.blocks import BlockPool
 from engine.core.context import Context
-from engine.core.device import Step
+from engine.core.device import DrafterName, Step
 from engine.core.pacing import Pacer
 from engine.core.queues import Queues
 from engine.core.sequence import Sequence
@@ -44,8 +44,8 @@ class EngineState:
     flight: Flight | None = None
     last_read_ns: int = 0
     """When the last pipelined step was read; the next one's time begins no earlier."""
-    saves_hidden: bool = False
-    """A draft head is in use, so every step keeps its hidden rows (the catch-up ring)."""
+    saves_hidden: frozenset[DrafterName] = frozenset()
+    """Draft heads in use: every step keeps its hidden rows for them (the catch-up ring)."""
     pacer: Pacer = field(default_factory=Pacer)
     lane: str = ""
     """Lane of the last decode step, and why the faster ones were not taken."""

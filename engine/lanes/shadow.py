@@ -34,7 +34,7 @@ class Shadow:
                     start=segment.start + at,
                     tokens=segment.tokens[at : at + 1],
                     rows=segment.rows[at : at + 1],
-                    save_hidden=False,
+                    save_hidden=frozenset(),
                 )
                 again = engine.ctx.device.forward(Step(step, StepKind.DECODE, (alone,)))
                 rows += 1

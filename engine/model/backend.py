@@ -6,7 +6,7 @@ device above them owns sequences, sampling, drafting and spilling and never look
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -42,11 +42,67 @@ class Batch:
     """Only the argmax of the logit rows is wanted; `Output.logits` may then stay None."""
     taps: tuple[int, ...] = ()
     """Layers (0-based, ascending) after which the residual stream is returned for every row."""
-    previous: tuple[tuple[int, torch.Tensor], ...] = ()
-    """Rows whose token is a 0-d int64 tensor on the device instead of the one in `tokens`; only for backends that
-    state `stages_inputs`, whose other tensors may then lie on the host."""
     layers: tuple[int, ...] | None = None
     """Run only these layers (self-speculation); None: all. Skipped layers write no KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """A batch as plain numbers, before anything is on a device. Fields as in `Batch`."""
+
+    tokens: Sequence[int]
+    row_offsets: tuple[int, ...]
+    starts: tuple[int, ...]
+    block_tables: Sequence[Sequence[int]]
+    """Per segment, as long as they are."""
+    logit_rows: tuple[int, ...]
+    greedy: bool = False
+    taps: tuple[int, ...] = ()
+    layers: tuple[int, ...] | None = None
+    previous: tuple[tuple[int, torch.Tensor], ...] = ()
+    """Rows whose token is a 0-d int64 tensor on the device instead of the one in `tokens`."""
+    draft_skips: tuple[int, ...] | None = None
+    """Per segment the blocks at the beginning of its table that a draft head does not read, where one follows."""
+
+    def on(self, device: torch.device) -> Batch:
+        """The same in tensors on `device`."""
+        tokens = torch.tensor(self.tokens, device=device)
+        if self.previous:
+            tokens[[row for row, _ in self.previous]] = torch.stack([token for _, token in self.previous])
+        counts = zip(self.starts, self.row_offsets, self.row_offsets[1:], strict=False)
+        positions = [position for start, at, end in counts for position in range(start, start + end - at)]
+        widest = max(len(table) for table in self.block_tables)
+        tables = [[*table, *([0] * (widest - len(table)))] for table in self.block_tables]
+        return Batch(
+            tokens=tokens,
+            positions=torch.tensor(positions, device=device),
+            row_offsets=self.row_offsets,
+            starts=self.starts,
+            block_tables=torch.tensor(tables, dtype=torch.int32, device=device),
+            logit_rows=self.logit_rows,
+            greedy=self.greedy,
+            taps=self.taps,
+            layers=self.layers,
+        )
+
+
+class Arrival(Protocol):
+    """Tokens of a step on their way to the host."""
+
+    def wait(self) -> tuple[list[int], int]:
+        """The tokens of all wanted rows, and the microseconds that the step took on the device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Where a draft head finds the step that it follows."""
+
+    rows: int
+    """Width of the step's inputs."""
+    stamp: int
+    drafts_at: int
+    """Where its drafts go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +114,10 @@ class Output:
     hidden: torch.Tensor | None
     """`[rows, len(taps), hidden_size]` before the final norm, in the backend's dtype; None without taps. The
     caller copies it before the next `run`: a backend may reuse the memory."""
+    arrival: Arrival | None = None
+    """Of a backend that brings `argmax` to the host by itself."""
+    behind: Behind | None = None
+    """Of a step with `draft_skips`."""
 
 
 class Backend(Protocol):
@@ -83,6 +143,10 @@ class Backend(Protocol):
         ...
 
     def run(self, batch: Batch) -> Output: ...
+
+    def run_host(self, batch: HostBatch) -> Output:
+        """The same from plain numbers; a backend that stages its own inputs makes no tensors of them."""
+        ...
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Token embeddings `[n, hidden_size]` of int64 `[n]`, for draft heads that share them."""

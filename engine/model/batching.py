@@ -1,4 +1,4 @@
-"""From a step's segments to the flat tensors that a backend runs."""
+"""From a step's segments to the flat batch that a backend runs."""
 
 from __future__ import annotations
 
@@ -8,56 +8,38 @@ from itertools import accumulate
 import torch
 
 from engine.core.device import DeviceError, Segment, Step
-from engine.model.backend import Batch
-from engine.model.sampling import is_plain_greedy
-
-
-def block_tables(tables: Sequence[Sequence[int]], device: torch.device) -> torch.Tensor:
-    """int32 `[segments, widest]`, padded with 0."""
-    widest = max(len(table) for table in tables)
-    padded = [[*table, *([0] * (widest - len(table)))] for table in tables]
-    return torch.tensor(padded, dtype=torch.int32, device=device)
+from engine.model.backend import HostBatch
 
 
 def batch_of(
     step: Step,
     last_sampled: Mapping[int, torch.Tensor],
-    taps: tuple[int, ...],
-    device: torch.device,
-    staged: bool = False,
-) -> Batch:
-    """The batch of a step; `last_sampled` holds each sequence's newest token as a 0-d tensor on the device. A `staged`
-    batch stays on the host, and its newest tokens go to the backend as they are.
+    greedy: bool,
+    taps: tuple[int, ...] = (),
+    draft_skips: tuple[int, ...] | None = None,
+) -> HostBatch:
+    """The batch of a step; `last_sampled` holds each sequence's newest token as a 0-d tensor on the device.
 
     Raises `DeviceError` where `from_previous` has nothing to feed.
     """
     segments = step.segments
     offsets = (0, *accumulate(len(segment.tokens) for segment in segments))
-    device = torch.device("cpu") if staged else device
-    tokens = torch.tensor([token for segment in segments for token in segment.tokens], device=device)
-    previous: tuple[tuple[int, torch.Tensor], ...] = ()
     chained = [
         (offset, segment.seq) for offset, segment in zip(offsets, segments, strict=False) if segment.from_previous
     ]
-    if chained:
-        missing = [seq for _, seq in chained if seq not in last_sampled]
-        if missing:
-            raise DeviceError(f"sequence {missing[0]} has no sampled token to continue from: feed its token instead")
-        if staged:
-            previous = tuple((offset, last_sampled[seq]) for offset, seq in chained)
-        else:
-            tokens[[offset for offset, _ in chained]] = torch.stack([last_sampled[seq] for _, seq in chained])
-    positions = [segment.start + i for segment in segments for i in range(len(segment.tokens))]
-    return Batch(
-        tokens=tokens,
-        positions=torch.tensor(positions, device=device),
+    missing = [seq for _, seq in chained if seq not in last_sampled]
+    if missing:
+        raise DeviceError(f"sequence {missing[0]} has no sampled token to continue from: feed its token instead")
+    return HostBatch(
+        tokens=[token for segment in segments for token in segment.tokens],
         row_offsets=offsets,
         starts=tuple(segment.start for segment in segments),
-        block_tables=block_tables([segment.blocks for segment in segments], device),
+        block_tables=[segment.blocks for segment in segments],
         logit_rows=_planned_rows(segments, offsets),
-        greedy=all(is_plain_greedy(plan) for segment in segments for plan in segment.rows),
+        greedy=greedy,
         taps=taps,
-        previous=previous,
+        previous=tuple((offset, last_sampled[seq]) for offset, seq in chained),
+        draft_skips=draft_skips,
     )
 
 

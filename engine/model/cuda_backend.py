@@ -8,15 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import platformdirs
 import torch
 
-from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output, Progress
+from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Behind, HostBatch, Output, Progress
 from engine.model.config import ModelConfig
+from engine.model.cuda.inputs import DRAFT_WORDS, RING, Arrival
 from engine.model.cuda.packing import pack
 from engine.model.cuda.tiling import fits
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
@@ -34,8 +33,8 @@ class CudaBackend:
     """Implements `engine.model.backend.Backend`; a row's result is bitwise the same in every batch."""
 
     row_invariant = True
-    stages_inputs = True
-    """Takes the tensors of a batch on the host and `Batch.previous` on the device: one copy a step."""
+    brings_tokens = True
+    """Outputs have an `arrival`, and queueing a step takes no thread: the device runs ahead by itself."""
 
     def __init__(
         self,
@@ -44,11 +43,11 @@ class CudaBackend:
         kv: PagedKV,
         *,
         widths: Sequence[int] | None = None,
-        pdl: int | None = None,
+        pdl: bool = True,
         attention: AttentionTiling | None = None,
     ) -> None:
-        """`widths` are the row counts to prepare for, all by default; `pdl` is one of `program.EARLY`, `LATE` and 0."""
-        from engine.model.cuda.program import LATE, AttentionTiling, Buffers, ProgramBuilder
+        """`widths` are the row counts to prepare for, all by default; `pdl`: kernels may start early."""
+        from engine.model.cuda.program import AttentionTiling, Buffers, ProgramBuilder
         from engine.model.graphs import WIDTHS, StepGraphs
 
         self.config, self.kv = config, kv
@@ -60,24 +59,35 @@ class CudaBackend:
         tile = attention or AttentionTiling.of(config)
         self.buffers = Buffers.of(config, max(chosen), weights.embedding.dtype, self.device, tile)
         builder = ProgramBuilder(config, packed, kv, self.buffers, tile)
-        early = (LATE if pdl is None else pdl) if _has_pdl(self.device) else 0
+        early = pdl and _has_pdl(self.device)
         entries = _table_entries(config, kv, max(chosen))
         self.graphs = StepGraphs(builder, self.device, widths=chosen, pdl=early, table_entries=entries)
-        self._cursor = 0
+        self._cursor = self._stamp = 0
         self._ring_at = self.buffers.ring.data_ptr()
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Compile and capture every step that a chat can need."""
         keys = self.graphs.planned(draft_layers(self.config))
+        if progress is not None:
+            progress(0, 0, "building kernels")
+        self.graphs.compile(self.graphs.kinds(keys))
         self.graphs.prepare(keys, lambda done: progress(done, len(keys), "graphs") if progress is not None else None)
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
-        rows, widest = batch.tokens.numel(), self.graphs.widths[-1]
-        if rows <= widest:
-            return self._run_slice(_Rows(batch, self.kv.block_size), batch, 0, rows)
-        whole = _Rows(batch, self.kv.block_size)
-        parts = [self._run_slice(whole, batch, at, min(at + widest, rows)) for at in range(0, rows, widest)]
+        return self.run_host(
+            HostBatch(
+                batch.tokens.tolist(), batch.row_offsets, batch.starts, batch.block_tables.tolist(), batch.logit_rows,
+                batch.greedy, batch.taps, batch.layers,
+            )
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def run_host(self, batch: HostBatch) -> Output:
+        rows = StepRows(batch, self.kv.block_size, self.kv.num_blocks)
+        total, widest = len(batch.tokens), self.graphs.widths[-1]
+        if total <= widest:
+            return self._run_slice(rows, batch, 0, total)
+        parts = [self._run_slice(rows, batch, at, min(at + widest, total)) for at in range(0, total, widest)]
         return Output(
             torch.cat([part.argmax for part in parts]),
             None if batch.greedy else torch.cat([part.logits for part in parts if part.logits is not None]),
@@ -92,33 +102,50 @@ class CudaBackend:
             return torch.mm(hidden.float(), self._head.float().t())
         return torch.mm(hidden.to(self._head.dtype), self._head.t(), out_dtype=torch.float32)
 
+    def reserve(self, count: int, margin: int = 0) -> int:
+        """Where `count` results go in the ring and on the tape; `margin` more may be written behind them."""
+        if self._cursor + count + margin > RING:
+            self._cursor = 0
+        cursor, self._cursor = self._cursor, self._cursor + count
+        return cursor
+
+    def next_stamp(self) -> int:
+        """What marks the words of the next step; never 0, which marks those of no step."""
+        self._stamp = self._stamp % (1 << 30) + 1
+        return self._stamp
+
     def close(self) -> None:
         """Nothing but memory to give back."""
 
-    def _run_slice(self, rows: _Rows, batch: Batch, begin: int, end: int) -> Output:
+    def _run_slice(self, rows: StepRows, batch: HostBatch, begin: int, end: int) -> Output:
         count = end - begin
         wanted = [row - begin for row in batch.logit_rows if begin <= row < end]
-        joined = wanted == list(range(count)) and count <= self.buffers.logits.shape[0]
-        cursor = self._reserve(len(wanted))
-        key = self.graphs.key(count, int(rows.positions[begin:end].max()) + 1, joined, batch.layers)
+        joined = len(wanted) == count and count <= self.buffers.logits.shape[0]
+        key = self.graphs.key(count, max(rows.positions[begin:end]) + 1, joined, batch.layers)
         inputs = self.graphs.inputs[key.rows]
-        columns, tables = rows.columns(begin, end)
+        cursor = self.reserve(key.rows if joined else len(wanted), self.graphs.widths[-1])
+        stamp = self.next_stamp()
+        header = [cursor, stamp, count]
+        behind = None
+        if batch.draft_skips is not None:
+            behind = Behind(key.rows, stamp, self.reserve(DRAFT_WORDS * 2 * key.rows))
+            header += [len(batch.starts), 1, behind.drafts_at]
         sources, copies = self._sources(batch, begin, end)
-        columns[1] = sources
-        inputs.write(cursor, [*columns, range(count) if joined else []], tables)
+        inputs.write(header, rows.columns(begin, end, sources, range(count) if joined else (), batch), rows.tables)
         for row, token in copies:
             inputs.tokens[row].copy_(token)
         self.graphs.get(key).replay()
-        logits = self.buffers.logits[: len(wanted)]
+        logits, arrivals = self.buffers.logits[: len(wanted)], ((cursor, len(wanted)),)
         if not joined:
-            logits = self._heads(wanted, cursor, batch)
+            logits = self._heads(wanted, cursor, stamp, batch)
         hidden = None
         if batch.taps:
             hidden = torch.stack([self.buffers.streams[tap + 1, :count] for tap in batch.taps], 1)
         argmax = self.buffers.ring[cursor : cursor + len(wanted)]
-        return Output(argmax, None if batch.greedy else logits, hidden)
+        arrival = Arrival(self.buffers.tape, stamp, arrivals)
+        return Output(argmax, None if batch.greedy else logits, hidden, arrival, behind)
 
-    def _heads(self, wanted: list[int], cursor: int, batch: Batch) -> torch.Tensor:
+    def _heads(self, wanted: list[int], cursor: int, stamp: int, batch: HostBatch) -> torch.Tensor:
         """The LM head of some rows of the step that just ran, in passes."""
         if batch.layers is not None:
             raise BackendUnavailable("a step with fewer layers must want the logits of all its rows")
@@ -127,27 +154,17 @@ class CudaBackend:
         for at in range(0, len(wanted), limit):
             some = wanted[at : at + limit]
             key = self.graphs.head_key(len(some))
-            empty: list[int] = []
-            self.graphs.inputs[key.rows].write(cursor + at, [empty] * 6 + [some], np.empty(0, np.int32))
+            none: tuple[int, ...] = ()
+            self.graphs.inputs[key.rows].write((cursor + at, stamp), [none] * 6 + [some], none)
             self.graphs.get(key).replay()
             passes.append(self.buffers.logits[: len(some)])
             if len(wanted) > limit and not batch.greedy:
                 passes[-1] = passes[-1].clone()
         return passes[0] if len(passes) == 1 else torch.cat(passes) if passes else self.buffers.logits[:0]
 
-    def _reserve(self, count: int) -> int:
-        """Where the step's tokens go in the ring. A padded width writes behind them, hence the margin."""
-        margin = max(count, self.graphs.widths[-1])
-        if self._cursor + margin > self.buffers.ring.numel():
-            self._cursor = 0
-        cursor, self._cursor = self._cursor, self._cursor + count
-        return cursor
-
-    def _sources(
-        self, batch: Batch, begin: int, end: int
-    ) -> tuple[npt.NDArray[np.int32], list[tuple[int, torch.Tensor]]]:
+    def _sources(self, batch: HostBatch, begin: int, end: int) -> tuple[list[int], list[tuple[int, torch.Tensor]]]:
         """Per row where in the ring its token is, or -1; and tokens that lie elsewhere on the device."""
-        sources = np.full(end - begin, -1, np.int32)
+        sources = [-1] * (end - begin)
         copies = []
         for row, token in batch.previous:
             if not begin <= row < end:
@@ -160,33 +177,45 @@ class CudaBackend:
         return sources, copies
 
 
-class _Rows:
-    """A batch's rows as host arrays in the order of the kernels' inputs."""
+class StepRows:
+    """A batch's rows as plain numbers in the order of the kernels' inputs."""
 
-    def __init__(self, batch: Batch, block_size: int) -> None:
-        counts = np.diff(batch.row_offsets)
-        tables = batch.block_tables.cpu().numpy()
-        starts = np.asarray(batch.starts, np.int32)
-        if len(counts) == batch.tokens.numel():  # a decode step: one row each
-            segment, self.positions, self._firsts = np.arange(len(counts)), starts, starts
-        else:
-            segment = np.repeat(np.arange(len(counts)), counts)
-            within = np.arange(len(segment)) - np.asarray(batch.row_offsets)[segment]
-            self._firsts = starts[segment]
-            self.positions = (self._firsts + within).astype(np.int32)
-        block, offset = np.divmod(self.positions, block_size)
-        self._tokens = batch.tokens.cpu().numpy()
-        self._slots = tables[segment, block] * block_size + offset
-        self._starts = segment * tables.shape[1]
-        self._tables = tables.reshape(-1)
+    def __init__(self, batch: HostBatch, block_size: int, num_blocks: int) -> None:
+        """Each table ends with a block of its segment's own behind the pool's, for a draft head whose drafts reach
+        beyond the blocks; the target's cache has none such and never looks there."""
+        width = max(len(table) for table in batch.block_tables) + 1
+        self._tokens = batch.tokens
+        self.positions: list[int] = []
+        self._slots: list[int] = []
+        self._firsts: list[int] = []
+        self._segments: list[int] = []
+        self.tables: list[int] = []
+        ends = batch.row_offsets[1:]
+        for segment, (start, begin, end, table) in enumerate(
+            zip(batch.starts, batch.row_offsets, ends, batch.block_tables, strict=False)
+        ):
+            count = end - begin
+            self.positions += range(start, start + count)
+            self._slots += [table[p // block_size] * block_size + p % block_size for p in range(start, start + count)]
+            self._firsts += [start] * count
+            self._segments += [segment] * count
+            self.tables += table
+            self.tables += [num_blocks + segment] * (width - len(table))
+        self._width = width
 
-    def columns(self, begin: int, end: int) -> tuple[list[npt.NDArray[Any]], npt.NDArray[np.int32]]:
-        """Tokens, sources (to be filled), positions, slots, first positions and table starts; and all tables, flat."""
+    def columns(
+        self, begin: int, end: int, sources: Sequence[int], logit_rows: Sequence[int], batch: HostBatch
+    ) -> list[Sequence[int]]:
+        """The columns of `StepInputs`; those of a draft head only where one follows."""
         cut = slice(begin, end)
-        empty = np.empty(0, np.int32)
-        return [
-            self._tokens[cut], empty, self.positions[cut], self._slots[cut], self._firsts[cut], self._starts[cut]
-        ], self._tables  # fmt: skip
+        segments = self._segments[cut]
+        columns: list[Sequence[int]] = [
+            self._tokens[cut], sources, self.positions[cut], self._slots[cut], self._firsts[cut],
+            [segment * self._width for segment in segments], logit_rows,
+        ]  # fmt: skip
+        if batch.draft_skips is not None:
+            columns += [segments, batch.row_offsets[:-1], batch.draft_skips]
+        return columns
 
 
 def open_backend(request: BackendRequest) -> Backend:
@@ -237,5 +266,5 @@ def _has_pdl(device: torch.device) -> bool:
 
 def _table_entries(config: ModelConfig, kv: PagedKV, rows: int) -> int:
     """Numbers that the block tables of one step may have together."""
-    longest = -(-config.max_context // kv.block_size)
+    longest = -(-config.max_context // kv.block_size) + 1
     return longest * min(rows, 256)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
 
-from engine.model.cuda.inputs import StepInputs
-from engine.model.cuda.program import LATE, LOGIT_ROWS, Launch, ProgramBuilder
+from engine.model.cuda.inputs import InputArea, StepInputs
+from engine.model.cuda.program import LOGIT_ROWS, Launch, ProgramBuilder
 from engine.model.cuda.program import SPLIT_ROWS as SPLIT
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -46,16 +49,17 @@ class StepGraphs:
         device: torch.device,
         *,
         widths: Sequence[int] = WIDTHS,
-        pdl: int = LATE,
+        pdl: bool = True,
         table_entries: int,
     ) -> None:
         self.builder = builder
         self._device = device
-        self._pdl = pdl if device.type == "cuda" else 0
+        self._pdl = pdl and device.type == "cuda"
         self.widths = tuple(sorted(widths))
         config = builder.config
         self.contexts = (*(c for c in CONTEXTS if c < config.max_context), config.max_context)
-        self.inputs = {width: StepInputs(width, table_entries, device) for width in self.widths}
+        area = InputArea(self.widths[-1], table_entries, device)
+        self.inputs = {width: StepInputs(width, area) for width in self.widths}
         self._captured: dict[GraphKey, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._all_layers = config.num_layers
@@ -66,9 +70,11 @@ class StepGraphs:
 
     def key(self, rows: int, context: int, head: bool, layers: tuple[int, ...] | None = None) -> GraphKey:
         width = self.width_of(rows)
-        if width > SPLIT:
-            return GraphKey(width, self.contexts[-1], head, layers)
-        return GraphKey(width, next(bound for bound in self.contexts if context <= bound), head, layers)
+        return GraphKey(width, self.contexts[-1] if width > SPLIT else self.reach(context), head, layers)
+
+    def reach(self, context: int) -> int:
+        """The captured context that holds `context` positions; the model's own where none does."""
+        return next((bound for bound in self.contexts if context <= bound), self.contexts[-1])
 
     def head_key(self, rows: int) -> GraphKey:
         return GraphKey(self.width_of(rows), 0, True)
@@ -98,7 +104,7 @@ class StepGraphs:
         """The captured step, captured now where it was not planned."""
         found = self._captured.get(key)
         if found is None:
-            found = self._captured[key] = self.capture(self.launches(key))
+            found = self._captured[key] = self.capture(self.launches(key), key.rows)
         return found
 
     def launches(self, key: GraphKey) -> tuple[Launch, ...]:
@@ -113,15 +119,20 @@ class StepGraphs:
 
     def kinds(self, keys: Sequence[GraphKey]) -> list[Launch]:
         """One launch of every kernel that `keys` need, to compile them apart from each other."""
-        found: dict[object, Launch] = {}
-        for key in keys:
-            for launch in self.launches(key):
-                found.setdefault(kind_of(launch), launch)
-        return list(found.values())
+        return kinds_of(self.launches(key) for key in keys)
 
-    def capture(self, launches: tuple[Launch, ...]) -> Captured:
+    def compile(self, launches: Sequence[Launch]) -> None:
+        """Put the binaries into Triton's cache, on all processors."""
+        if self._device.type == "cuda":
+            with ThreadPoolExecutor(os.cpu_count()) as pool, triton.AsyncCompileMode(pool):
+                for launch in launches:
+                    launch.compile(self._pdl)
+
+    def capture(self, launches: tuple[Launch, ...], rows: int) -> Captured:
+        """Launches on the inputs of width `rows`, whose content is lost."""
         if self._device.type != "cuda":
-            return Captured(launches, lambda: _run(launches, 0))
+            return Captured(launches, lambda: _run(launches, False))
+        self.inputs[rows].clear()
         _compile(launches, self._pdl)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
@@ -133,9 +144,18 @@ class StepGraphs:
         return Captured(launches, graph.replay)
 
 
-def _run(launches: Sequence[Launch], pdl: int) -> None:
+def _run(launches: Sequence[Launch], pdl: bool) -> None:
     for launch in launches:
         launch(pdl)
+
+
+def kinds_of(programs: Iterable[Sequence[Launch]]) -> list[Launch]:
+    """One launch of every kernel that they need."""
+    found: dict[object, Launch] = {}
+    for launches in programs:
+        for launch in launches:
+            found.setdefault(kind_of(launch), launch)
+    return list(found.values())
 
 
 def kind_of(launch: Launch) -> object:
@@ -145,7 +165,7 @@ def kind_of(launch: Launch) -> object:
     return launch.part, launch.warps, launch.registers, numbers, *sorted(constants.items())
 
 
-def _compile(launches: Sequence[Launch], pdl: int) -> None:
+def _compile(launches: Sequence[Launch], pdl: bool) -> None:
     """Compile and load every kernel once, on inputs whose positions are all -1, since a capture must not load code."""
     seen: set[object] = set()
     for launch in launches:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.core.device import Draft, DrafterName
-from engine.model.backend import Backend
+from engine.model.backend import Backend, Behind
 from engine.model.kv import PagedKV
 
 _HEAD_MODULES = {
@@ -88,6 +88,36 @@ class DraftHead(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What a head drafted behind a step for one of its segments."""
+
+    accepted: int
+    """Drafts of the step itself that the head took for accepted."""
+    ids: list[int]
+    chances: list[float]
+
+
+class FollowingHead(DraftHead, Protocol):
+    """A head that can draft behind a verify on the device, from what will be accepted there."""
+
+    def skip(self, kv_start: int) -> int:
+        """Blocks at the beginning of a table that hold nothing of the head's, for `HostBatch.draft_skips`."""
+        ...
+
+    def follows(self, rows: Sequence[int]) -> bool:
+        """Whether it can follow a step of so many rows in each segment."""
+        ...
+
+    def follow(self, behind: Behind, segments: int, context: int, count: int) -> None:
+        """Queue `count` drafts for every segment of the step that was just queued; `context` bounds its positions."""
+        ...
+
+    def followed(self, behind: Behind, segment: int, count: int) -> Followed:
+        """Wait for them."""
+        ...
+
+
 def open_heads(backend: Backend) -> list[DraftHead]:
     """Every head that is trained for the backend's model."""
     heads: list[DraftHead] = []
@@ -150,6 +180,19 @@ class HiddenRing:
             self._kv_end = end
             if self._kv_start >= end:
                 self._kv_start = self._kv_end = -1
+
+    @property
+    def kv_start(self) -> int:
+        """Position from which the head has absorbed without a hole, -1: none."""
+        return self._kv_start
+
+    def is_absorbed_to(self, end: int) -> bool:
+        """Whether the head has absorbed everything before position `end`, and nothing waits."""
+        return not self._chunks and self._kv_end == end
+
+    def absorbed_to(self, end: int) -> None:
+        """The head has absorbed by itself what came after the last absorbed row."""
+        self._kv_end = end
 
     def shed(self) -> None:
         """Drop the oldest rows beyond the limit."""

@@ -167,9 +167,16 @@ def open_head(backend: Backend) -> DraftHead | None:
     file = find_head("mtp", backend.config)
     if file is None:
         return None
+    from engine.model.cuda_backend import CudaBackend
     from engine.model.mtp_native import NativeMTPHead
     from engine.model.native_backend import NativeBackend
 
     if isinstance(backend, NativeBackend):
         return NativeMTPHead(backend, file)
+    if isinstance(backend, CudaBackend):
+        from engine.model.mtp_cuda import CudaMTPHead
+
+        fused = CudaMTPHead(backend, file)
+        fused.prepare()
+        return fused
     return MTPHead(backend, file, head_dtype(backend))

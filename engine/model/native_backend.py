@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Output, Progress
+from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, HostBatch, Output, Progress
 from engine.model.config import ModelConfig
 from engine.model.gguf import GGUFFile
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
@@ -85,6 +85,9 @@ class NativeBackend:
             )
         )  # fmt: skip
         return Output(argmax, logits, hidden)
+
+    def run_host(self, batch: HostBatch) -> Output:
+        return self.run(batch.on(self.device))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         tokens = tokens.contiguous()

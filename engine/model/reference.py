@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.model.backend import Backend, BackendRequest, Batch, Output
+from engine.model.backend import Backend, BackendRequest, Batch, HostBatch, Output
 from engine.model.config import ModelConfig
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.llama import Decoder
@@ -28,6 +28,9 @@ class ReferenceBackend:
         rows = torch.tensor(batch.logit_rows, device=self.device)
         logits = self._decoder.logits(x[rows])
         return Output(logits.argmax(-1), logits, hidden)
+
+    def run_host(self, batch: HostBatch) -> Output:
+        return self.run(batch.on(self.device))
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         return self._decoder.embed(tokens)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 
 from engine.core.device import Draft, DraftItem
-from engine.model.backend import Backend, Batch
-from engine.model.batching import block_tables
+from engine.model.backend import Backend, HostBatch
 from engine.model.config import ModelConfig
 
 _SKIPPED = 5
@@ -69,7 +68,7 @@ def draft_with_layers(
     chains = [_Chain(item, min(item.count, _room(backend, item))) for item in items]
     running = [chain for chain in chains if chain.wanted > 0]
     while running:
-        output = backend.run(_batch(backend, running, layers))
+        output = backend.run_host(_batch(running, layers))
         if output.logits is None:
             raise RuntimeError(f"backend {backend.name} returned no logits for a draft")
         drafted = zip(running, output.argmax.tolist(), _chances(output.logits, output.argmax), strict=True)
@@ -100,15 +99,13 @@ def _room(backend: Backend, item: DraftItem) -> int:
     return len(item.blocks) * backend.kv.block_size - item.seq_len
 
 
-def _batch(backend: Backend, chains: list[_Chain], layers: tuple[int, ...]) -> Batch:
+def _batch(chains: list[_Chain], layers: tuple[int, ...]) -> HostBatch:
     count = len(chains)
-    positions = tuple(chain.position for chain in chains)
-    return Batch(
-        tokens=torch.tensor([chain.newest for chain in chains], device=backend.device),
-        positions=torch.tensor(positions, device=backend.device),
+    return HostBatch(
+        tokens=[chain.newest for chain in chains],
         row_offsets=tuple(range(count + 1)),
-        starts=positions,
-        block_tables=block_tables([chain.item.blocks for chain in chains], backend.device),
+        starts=tuple(chain.position for chain in chains),
+        block_tables=[chain.item.blocks for chain in chains],
         logit_rows=tuple(range(count)),
         layers=layers,
     )

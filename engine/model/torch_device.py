@@ -1,8 +1,8 @@
 """The device that the scheduler drives: a loaded model, its cache, sampling, drafting and spilling.
 
-A thread of its own runs what is launched, so `launch` returns at once and the host plans meanwhile. Whatever the caller
-waits for anyway runs in the caller's thread, as soon as everything launched before is done: a hop between threads costs
-up to a tenth of a step.
+Where the host computes, a thread of its own runs what is launched, so `launch` returns at once and the host plans
+meanwhile. Whatever the caller waits for anyway runs in the caller's thread, as soon as everything launched before is
+done: a hop between threads costs up to a tenth of a step. Where launching only queues work on a GPU there is no thread.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from engine.core.device import (
     Step,
     StepResult,
 )
-from engine.model.backend import Backend, Batch, Output
+from engine.model.backend import Arrival, Backend, Output
 from engine.model.batching import batch_of, check_step
-from engine.model.heads import DraftHead, HeadItem, HeadRows, HiddenRing
+from engine.model.drafting import Drafting
+from engine.model.heads import DraftHead
 from engine.model.sampling import SampledRows, is_plain_greedy, sample_rows
 from engine.model.self_spec import draft_layers, draft_with_layers
 from engine.model.spill import SpillStore
@@ -41,13 +42,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A step whose work is queued; its tokens are on the host when the GPU's clock, if any, has stopped."""
+    """A step whose work is queued."""
 
     step: Step
-    rows: SampledRows
-    host_tokens: torch.Tensor
-    clock: _DeviceClock | None
+    read: Callable[[], tuple[list[Sampled], int]]
+    """Waits for the tokens of its planned rows, and the microseconds that the device reports, 0 where it does not."""
     device_us: int
+    """How long it took to queue, which on a CPU is all of it."""
 
 
 class TorchDevice:
@@ -63,15 +64,13 @@ class TorchDevice:
         heads: Sequence[DraftHead] = (),
     ) -> None:
         self._backend = backend
-        self._heads = {head.drafter: head for head in heads}
-        self._taps = tuple(sorted({tap for head in heads for tap in head.taps}))
-        self._rings: dict[DrafterName, dict[int, HiddenRing]] = {head.drafter: {} for head in heads}
+        self._drafting = Drafting(heads, backend.device)
         self._last: dict[int, torch.Tensor] = {}
         self._spilled = SpillStore(spill_bytes)
         self._layers = draft_layers(backend.config)
-        self._staged = bool(getattr(backend, "stages_inputs", False))
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="device")
-        self._flying: deque[Future[_Pending]] = deque()
+        self._brings_tokens = bool(getattr(backend, "brings_tokens", False))
+        self._worker = None if self._brings_tokens else ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._flying: deque[Future[_Pending] | _Pending] = deque()
         self._newest: Future[Any] | None = None
         """The last work given to the thread."""
         self.facts = self._describe(name, max_rows)
@@ -86,14 +85,19 @@ class TorchDevice:
     def launch(self, step: Step) -> None:
         if len(self._flying) >= _IN_FLIGHT:
             raise DeviceError(f"{_IN_FLIGHT} steps are in flight already: collect one first")
-        self._newest = self._worker.submit(self._run, step)
-        self._flying.append(self._newest)
+        if self._worker is None:
+            with _as_device_error("a step failed"):
+                self._flying.append(self._run(step))
+        else:
+            self._newest = future = self._worker.submit(self._run, step)
+            self._flying.append(future)
 
     def collect(self) -> StepResult:
         if not self._flying:
             raise DeviceError("no step is in flight: launch one first")
         with _as_device_error("a step failed"):
-            return _finish(self._flying.popleft().result())
+            pending = self._flying.popleft()
+            return _finish(pending if isinstance(pending, _Pending) else pending.result())
 
     def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         if drafter not in self.facts.drafters:
@@ -103,15 +107,18 @@ class TorchDevice:
             return []
         if drafter is DrafterName.SELF:
             return self._do(lambda: draft_with_layers(self._backend, self._layers, items, conf_min))
-        return self._do(lambda: self._draft_with_head(self._heads[drafter], items, conf_min))
+        return self._do(lambda: self._drafting.draft(drafter, items, conf_min))
 
     def saved_hidden(self, seq: int) -> int:
         self._settle()
-        return self._oldest_hidden(seq)
+        return self._drafting.oldest(seq)
 
     def release(self, seq: int) -> None:
         """Forget the last token, the hidden rows and a spilled copy of `seq`, once what is in flight is done."""
-        self._newest = self._worker.submit(self._forget, seq)
+        if self._worker is None:
+            self._forget(seq)
+        else:
+            self._newest = self._worker.submit(self._forget, seq)
 
     def spill(self, seq: int, blocks: Sequence[int]) -> bool:
         return self._do(lambda: self._spill(seq, list(blocks)))
@@ -126,7 +133,8 @@ class TorchDevice:
         """No secondary stream is used."""
 
     def close(self) -> None:
-        self._worker.shutdown(wait=True)
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
         self._flying.clear()
         self._spilled.close()
         self._backend.close()
@@ -145,7 +153,8 @@ class TorchDevice:
 
     def _describe(self, name: str, max_rows: int) -> DeviceFacts:
         backend, config, kv = self._backend, self._backend.config, self._backend.kv
-        heads_bytes = sum(head.kv.bytes_per_block for head in self._heads.values() if head.kv is not None)
+        heads = self._drafting.heads
+        heads_bytes = sum(head.kv.bytes_per_block for head in heads if head.kv is not None)
         return DeviceFacts(
             name=f"{name}, {backend.name}",
             kind="cuda" if backend.device.type == "cuda" else "cpu",
@@ -158,10 +167,10 @@ class TorchDevice:
             bytes_per_block=kv.bytes_per_block + heads_bytes,
             max_rows=max_rows,
             runs_ahead=True,
-            drafters=frozenset({DrafterName.SELF, *self._heads}),
+            drafters=frozenset({DrafterName.SELF, *(head.drafter for head in heads)}),
             dtype=str(kv.dtype).removeprefix("torch."),
             row_invariant=bool(getattr(backend, "row_invariant", False)),
-            named_only=frozenset(name for name, head in self._heads.items() if _is_slow(head, backend)),
+            named_only=frozenset(head.drafter for head in heads if _is_slow(head, backend)),
         )
 
     @torch.inference_mode()
@@ -169,18 +178,21 @@ class TorchDevice:
         began = time.perf_counter_ns()
         facts = self.facts
         check_step(step, facts.vocab_size, facts.max_rows, facts.max_context, facts.block_size, facts.num_blocks)
-        saves = bool(self._heads) and any(segment.save_hidden for segment in step.segments)
-        batch = batch_of(step, self._last, self._taps if saves else (), self._backend.device, self._staged)
-        clock = _DeviceClock() if self._backend.device.type == "cuda" else None
-        output = self._backend.run(batch)
-        if saves:
-            self._save_hidden(step, batch, output)
-        rows = _sample(step, output)
-        self._remember(step, rows.tokens)
-        host = _to_host(rows.tokens)
-        if clock is not None:
-            clock.stop()
-        return _Pending(step, rows, host, clock, (time.perf_counter_ns() - began) // 1000)
+        greedy = all(is_plain_greedy(plan) for segment in step.segments for plan in segment.rows)
+        taps, skips = self._drafting.plan(step, greedy)
+        batch = batch_of(step, self._last, greedy, taps, skips)
+        brought = self._brings_tokens and greedy and bool(batch.logit_rows)
+        clock = _DeviceClock() if self._backend.device.type == "cuda" and not brought else None
+        output = self._backend.run_host(batch)
+        self._drafting.keep(step, batch, output)
+        if brought and output.arrival is not None:
+            self._remember(step, output.argmax)
+            read = _reader(output.arrival)
+        else:
+            rows = _sample(step, output)
+            self._remember(step, rows.tokens)
+            read = _copied(rows, clock)
+        return _Pending(step, read, (time.perf_counter_ns() - began) // 1000)
 
     def _remember(self, step: Step, tokens: torch.Tensor) -> None:
         """Keep each sequence's newest token for `from_previous`."""
@@ -190,62 +202,22 @@ class TorchDevice:
             if segment.rows:
                 self._last[segment.seq] = tokens[end - 1]
 
-    def _save_hidden(self, step: Step, batch: Batch, output: Output) -> None:
-        if output.hidden is None:
-            raise DeviceError(f"backend {self._backend.name} returned no hidden rows: use the reference backend")
-        hidden = output.hidden.clone()
-        for index, segment in enumerate(step.segments):
-            if not segment.save_hidden:
-                continue
-            rows = hidden[batch.row_offsets[index] : batch.row_offsets[index + 1]]
-            tokens = (-1, *segment.tokens[1:]) if segment.from_previous else segment.tokens
-            for drafter, head in self._heads.items():
-                ring = self._rings[drafter].get(segment.seq)
-                if ring is None:
-                    ring = self._rings[drafter][segment.seq] = HiddenRing()
-                own = rows if head.taps == self._taps else rows[:, [self._taps.index(tap) for tap in head.taps]]
-                ring.append(segment.start, own, tokens)
-                ring.shed()
-
-    def _draft_with_head(self, head: DraftHead, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
-        earlier: list[HeadRows] = []
-        ready: dict[int, HeadItem] = {}
-        for index, item in enumerate(items):
-            ring = self._rings[head.drafter].get(item.seq)
-            runs = ring.consume(item.seq, item.seq_len, item.recent, item.last_token, item.blocks) if ring else []
-            if runs and runs[-1].start + runs[-1].hidden.shape[0] == item.seq_len:
-                newest = runs.pop()
-                ready[index] = HeadItem(item.seq, item.seq_len, item.last_token, newest, item.blocks, item.count)
-            earlier.extend(runs)
-        if earlier:
-            head.extend(earlier)
-        drafts = dict(zip(ready, head.propose(list(ready.values()), conf_min), strict=True)) if ready else {}
-        return [drafts.get(index, Draft()) for index in range(len(items))]
-
-    def _oldest_hidden(self, seq: int) -> int:
-        kept = [rings[seq].oldest for rings in self._rings.values() if seq in rings]
-        return min((oldest for oldest in kept if oldest >= 0), default=-1)
-
     def _forget(self, seq: int) -> None:
         self._last.pop(seq, None)
         self._spilled.drop(seq)
-        for rings in self._rings.values():
-            rings.pop(seq, None)
+        self._drafting.forget(seq)
 
     def _spill(self, seq: int, blocks: list[int]) -> bool:
-        heads = {name.value: head.kv.gather(blocks) for name, head in self._heads.items() if head.kv is not None}
         last = self._last.get(seq)
         bundle = {
             "kv": self._backend.kv.gather(blocks),
-            "heads": heads,
-            "rings": {name.value: rings[seq].state() for name, rings in self._rings.items() if seq in rings},
             "last": -1 if last is None else int(last),
+            **self._drafting.bundle(seq, blocks),
         }
         if not self._spilled.put(seq, bundle):
             return False
         self._last.pop(seq, None)
-        for rings in self._rings.values():
-            rings.pop(seq, None)
+        self._drafting.forget(seq)
         return True
 
     def _restore(self, seq: int, blocks: list[int]) -> None:
@@ -254,12 +226,7 @@ class TorchDevice:
         except KeyError:
             raise DeviceError(f"sequence {seq} was never spilled: prefill it again from its tokens") from None
         self._backend.kv.scatter(blocks, bundle["kv"])
-        for name, content in bundle["heads"].items():
-            kv = self._heads[DrafterName(name)].kv
-            if kv is not None:
-                kv.scatter(blocks, content)
-        for name, state in bundle["rings"].items():
-            self._rings[DrafterName(name)][seq] = HiddenRing.from_state(state, self._backend.device)
+        self._drafting.unbundle(seq, blocks, bundle)
         if bundle["last"] >= 0:
             self._last[seq] = torch.tensor(bundle["last"], device=self._backend.device)
 
@@ -288,6 +255,29 @@ class _DeviceClock:
         return int(self._begin.elapsed_time(self._end) * 1000)
 
 
+def _reader(arrival: Arrival) -> Callable[[], tuple[list[Sampled], int]]:
+    """Reads the tokens of greedy rows, which come by themselves."""
+
+    def read() -> tuple[list[Sampled], int]:
+        tokens, device_us = arrival.wait()
+        return [Sampled(token) for token in tokens], device_us
+
+    return read
+
+
+def _copied(rows: SampledRows, clock: _DeviceClock | None) -> Callable[[], tuple[list[Sampled], int]]:
+    """Starts to copy the tokens to the host; reads them when the GPU's clock, if any, has stopped."""
+    host = _to_host(rows.tokens)
+    if clock is not None:
+        clock.stop()
+
+    def read() -> tuple[list[Sampled], int]:
+        device_us = 0 if clock is None else clock.wait_us()
+        return rows.to_host(host.tolist()), device_us
+
+    return read
+
+
 def _to_host(tokens: torch.Tensor) -> torch.Tensor:
     """Start copying tokens to the host without waiting."""
     if not tokens.is_cuda:
@@ -298,12 +288,10 @@ def _to_host(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _finish(pending: _Pending) -> StepResult:
-    device_us = pending.device_us if pending.clock is None else pending.clock.wait_us()
-    sampled = iter(pending.rows.to_host(pending.host_tokens.tolist()))
-    per_segment: list[tuple[Sampled, ...]] = [
-        tuple(next(sampled) for _ in segment.rows) for segment in pending.step.segments
-    ]
-    return StepResult(tuple(per_segment), device_us)
+    sampled, device_us = pending.read()
+    rows = iter(sampled)
+    per_segment = tuple(tuple(next(rows) for _ in segment.rows) for segment in pending.step.segments)
+    return StepResult(per_segment, device_us or pending.device_us)
 
 
 @contextmanager
@@ -318,5 +306,5 @@ def _as_device_error(what: str) -> Iterator[None]:
 
 
 def _is_slow(head: DraftHead, backend: Backend) -> bool:
-    """A head in plain torch beside a target on compiled CPU kernels costs several target steps a pass."""
-    return backend.device.type == "cpu" and not getattr(head, "is_compiled", backend.name.startswith("reference"))
+    """A head in plain torch beside a target on kernels of its own costs several target steps a pass."""
+    return not getattr(head, "is_compiled", backend.name.startswith("reference"))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.bench.random_model import SHAPES, make_kv, ragged_batch, random_weights
+from engine.bench.random_model import SHAPES, host_batch, make_kv, ragged_batch, random_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,5 +42,5 @@ def test_a_replayed_step_takes_its_token_from_the_device() -> None:
     fused = CudaBackend(config, random_weights(config, BF16, device), make_kv(config, 64, BF16, device), widths=(1,))
     first = fused.run(ragged_batch(device, [(0, [5], [3])])).argmax
     told = fused.run(ragged_batch(device, [(1, [int(first[0])], [3])])).argmax.tolist()
-    chained = ragged_batch(device, [(1, [0], [3])], previous=((0, first[0]),))
-    assert fused.run(chained).argmax.tolist() == told
+    chained = host_batch([(1, [0], [3])], previous=((0, first[0]),))
+    assert fused.run_host(chained).argmax.tolist() == told

@@ -20,6 +20,7 @@ if not GPU:
 pytest.importorskip("triton")
 
 from engine.bench.local import LocalEngine  # noqa: E402
+from engine.bench.random_model import host_batch  # noqa: E402
 from engine.core.vocabulary import Vocabulary  # noqa: E402
 from engine.model.torch_device import TorchDevice  # noqa: E402
 from tests.gpu.models import batch_on, pair, tiny_config  # noqa: E402
@@ -117,12 +118,12 @@ def test_a_token_that_the_device_sampled_is_fed_without_the_host() -> None:
     wanted = fused.run(batch_on(DEVICE, [(1, [token], [3])])).logits
     assert wanted is not None
     kept = wanted.clone()
-    chained = batch_on(DEVICE, [(1, [0], [3])], previous=((0, first.argmax[0]),))
-    got = fused.run(chained).logits
+    chained = host_batch([(1, [0], [3])], previous=((0, first.argmax[0]),))
+    got = fused.run_host(chained).logits
     assert got is not None
     assert torch.equal(got, kept)
-    elsewhere = batch_on(DEVICE, [(1, [0], [3])], previous=((0, first.argmax[0].clone()),))
-    got = fused.run(elsewhere).logits
+    elsewhere = host_batch([(1, [0], [3])], previous=((0, first.argmax[0].clone()),))
+    got = fused.run_host(elsewhere).logits
     assert got is not None
     assert torch.equal(got, kept)
 

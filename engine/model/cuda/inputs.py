@@ -1,54 +1,153 @@
-"""What changes from step to step, packed into one buffer so that one copy brings it to the device."""
+"""What changes from step to step, packed so that one copy brings it to the device, and the words that come back."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-_HEADER = 16
-"""Numbers before the columns; the first is the cursor in the ring of sampled tokens."""
-_COLUMNS = 7
+HEADER = 16
+CURSOR, STAMP, ROWS, SEGMENTS, ACCEPTS, DRAFTS_AT = range(6)
+"""Places in the header: where in the ring the step's tokens go, what its words are stamped with, its rows and segments,
+whether a draft head takes the rows' own tokens as next tokens (else `tokens` holds them), and where its drafts go."""
+RING = 1 << 16
+"""Sampled tokens that stay readable: far more than the rows of the steps that can be in flight."""
+DRAFT_WORDS = 16
+"""Words of one segment's drafts: how many of the step's own were accepted, then id and probability of each."""
+FILLS = (0, -1, -1, 0, 0, 0, 0, 0, 0, 0)
+"""One per column: what rows beyond the step's own hold."""
+LOOKS = 100_000
+"""Looks at a word before the driver is asked whether the device still works: about a tenth of a second."""
 _STAGES = 4
 """Staging copies: more than steps can be in flight, so that none is rewritten before it was read."""
 
 
-class StepInputs:
-    """Static int32 inputs of the programs of one width: columns of `rows` numbers each, then all block tables."""
+class InputArea:
+    """Memory that the inputs of all widths share, since steps follow each other on one stream: header and columns of
+    a width end where the block tables begin, so tables lie in the same place for every width."""
 
     def __init__(self, rows: int, table_entries: int, device: torch.device) -> None:
-        self.rows = rows
-        self._padded = -(-rows // 16) * 16
-        total = _HEADER + _COLUMNS * self._padded + table_entries
-        self._device = torch.zeros(total, dtype=torch.int32, device=device)
+        self.begin = HEADER + len(FILLS) * _padded(rows)
+        total = self.begin + table_entries
+        self.data = torch.zeros(total, dtype=torch.int32, device=device)
         pinned = device.type == "cuda"
         self._staged = [torch.zeros(total, dtype=torch.int32, pin_memory=pinned) for _ in range(_STAGES)]
         self._views: list[npt.NDArray[np.int32]] = [stage.numpy() for stage in self._staged]
         self._turn = 0
-        self.cursor = self._device[:1]
-        columns = [self._device[_HEADER + at * self._padded :][:rows] for at in range(_COLUMNS)]
-        self.tokens, self.sources, self.positions, self.slots, self.firsts, self.table_starts, self.logit_rows = columns
-        self.tables = self._device[_HEADER + _COLUMNS * self._padded :]
-        self.positions.fill_(-1)  # a run before the first step then touches no cache
+
+    @property
+    def tables(self) -> torch.Tensor:
+        return self.data[self.begin :]
+
+    def write(self, columns: Sequence[int], tables: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Queue the copy of header and columns, which lie before the tables, and of the tables, flat."""
+        stage, view = self._staged[self._turn], self._views[self._turn]
+        self._turn = (self._turn + 1) % _STAGES
+        begin, end = self.begin - len(columns), self.begin + len(tables)
+        view[begin : self.begin] = columns
+        view[self.begin : end] = tables
+        self.data[begin:end].copy_(stage[begin:end], non_blocking=True)
+
+
+class StepInputs:
+    """Static int32 inputs of the programs of one width: a header, columns of `rows` numbers each, block tables."""
+
+    def __init__(self, rows: int, area: InputArea) -> None:
+        self.rows = rows
+        self._area = area
+        self._size = _padded(rows)
+        begin = area.begin - HEADER - len(FILLS) * self._size
+        self.header = area.data[begin : begin + HEADER]
+        columns = [area.data[begin + HEADER + at * self._size :][:rows] for at in range(len(FILLS))]
+        self.tokens, self.sources, self.positions, self.slots, self.firsts, self.table_starts, self.logit_rows = (
+            columns[:7]
+        )
+        self.row_segments, self.segment_rows, self.skips = columns[7:]
+        """Of draft heads: the segment of each row, the first row of each segment, and the blocks at the beginning of
+        its table that the head does not read."""
+        self.tables = area.tables
 
     def write(
         self,
-        cursor: int,
-        columns: Sequence[npt.NDArray[np.int32] | Sequence[int]],
-        tables: npt.NDArray[np.int32],
+        header: Sequence[int],
+        columns: Sequence[Sequence[int]],
+        tables: Sequence[int] | npt.NDArray[np.int32],
     ) -> None:
-        """Queue the copy of a step: `columns` in the order of the fields, shorter ones padded with 0, positions and
-        sources with -1; `tables` flat."""
-        stage, view = self._staged[self._turn], self._views[self._turn]
-        self._turn = (self._turn + 1) % _STAGES
-        view[0] = cursor
-        for at, column in enumerate(columns):
-            begin = _HEADER + at * self._padded
-            view[begin : begin + len(column)] = column
-            view[begin + len(column) : begin + self.rows] = -1 if at in (1, 2) else 0
-        begin = _HEADER + _COLUMNS * self._padded
-        end = begin + tables.size
-        view[begin:end] = tables
-        self._device[:end].copy_(stage[:end], non_blocking=True)
+        """Queue the copy of a step: `columns` in the order of the fields, shorter or missing ones filled up."""
+        flat = [*header, *([0] * (HEADER - len(header)))]
+        size = self._size
+        for at, fill in enumerate(FILLS):
+            if at < len(columns):
+                column = columns[at]
+                flat += column
+                flat += [fill] * (size - len(column))
+            else:
+                flat += [fill] * size
+        self._area.write(flat, tables)
+
+    def clear(self) -> None:
+        """Rows that touch no cache and results that nobody reads: what a program may run on outside a step."""
+        self.write((RING, 0, 0, 0, 0, RING), (), ())
+
+
+def _padded(rows: int) -> int:
+    """Columns begin at multiples of 16 bytes."""
+    return -(-rows // 4) * 4
+
+
+class Tape:
+    """Words that kernels write into pinned memory: 32 bits of the step's stamp above 32 bits of content, so that a
+    word says itself whether it is there."""
+
+    CLOCKS = 64
+    """Steps whose time on the device stays readable."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.words = torch.zeros(size, dtype=torch.int64, pin_memory=pinned)
+        self.clocks = torch.zeros(self.CLOCKS, dtype=torch.int64, pin_memory=pinned)
+        self._words: memoryview = self.words.numpy().data
+        self._clocks: memoryview = self.clocks.numpy().data
+
+    def wait(self, begin: int, count: int, stamp: int) -> list[int]:
+        """Content of `count` words of the step with this stamp; returns once they are there.
+
+        Other threads run between two looks: a blocking wait in the driver would wake up later than the words come.
+        """
+        words, found, looks = self._words, [], 0
+        for at in range(begin, begin + count):
+            while (word := words[at]) >> 32 != stamp:
+                os.sched_yield()
+                looks += 1
+                if looks % LOOKS == 0:
+                    self._check()
+            found.append(word & 0xFFFFFFFF)
+        return found
+
+    def _check(self) -> None:
+        """A device that has failed writes no words: let the driver say so."""
+        if self.words.is_pinned():
+            torch.cuda.current_stream().query()
+
+    def device_us(self, stamp: int) -> int:
+        """Time of that step on the device; 0 where none was taken."""
+        word = self._clocks[stamp % self.CLOCKS]
+        return int(word & 0xFFFFFFFF) if word >> 32 == stamp else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens of a step's wanted rows on their way to the host: runs of `(begin, count)` on the tape."""
+
+    tape: Tape
+    stamp: int
+    runs: tuple[tuple[int, int], ...]
+
+    def wait(self) -> tuple[list[int], int]:
+        """The tokens, and the microseconds that the step took on the device."""
+        tokens = [token for begin, count in self.runs for token in self.tape.wait(begin, count, self.stamp)]
+        return tokens, self.tape.device_us(self.stamp)

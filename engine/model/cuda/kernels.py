@@ -13,29 +13,16 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globaltimer
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-EARLY = tl.constexpr(1)
-LATE = tl.constexpr(2)
-"""When the next kernel may start, to load weights while this one still computes: at once, or once this one's inputs
-are there. 0: when it has ended."""
-
-
-@triton.jit
-def _begin(PDL: tl.constexpr) -> Any:
-    if PDL == EARLY:
-        gdc_launch_dependents()
-
-
 @triton.jit
 def _await(PDL: tl.constexpr) -> Any:
-    """Wait for what the kernel before has written."""
-    if PDL > 0:
+    """Wait for what the kernel before has written; then the next may start, to load weights while this one computes."""
+    if PDL:
         gdc_wait()
-    if PDL == LATE:
         gdc_launch_dependents()
 
 
@@ -108,14 +95,16 @@ def _halves(y, BN: tl.constexpr, R: tl.constexpr) -> Any:
 
 @triton.jit
 def embed(
-    tokens, sources, ring, table, x_ptr,
-    K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    tokens, sources, ring, table, x_ptr, began,
+    K: tl.constexpr, BLOCK: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Rows of the embedding; a token with a source comes from the ring of sampled tokens."""
-    _begin(PDL)
+    """Rows of the embedding; a token with a source comes from the ring of sampled tokens. TIMED: note when."""
     row = tl.program_id(0)
     source = tl.load(sources + row)
     _await(PDL)
+    if TIMED:  # noqa: SIM102 - the outer one is decided at compile time
+        if row == 0:
+            tl.store(began, globaltimer())
     token = tl.load(tokens + row)
     if source >= 0:
         token = tl.load(ring + source).to(tl.int32)
@@ -132,7 +121,6 @@ def qkv(
     D: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, projection and rope; queries go to `q_ptr`, keys and values into the cache at each row's slot."""
-    _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
     y = _product(w_ptr, x_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
@@ -215,7 +203,6 @@ def attention(
 
     What earlier steps left in the cache (positions before `firsts`) is loaded before the queries are there.
     """
-    _begin(PDL)
     row, kv_head, mine = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     position = tl.load(positions + row)
     if mine * CHUNK > position:
@@ -279,16 +266,16 @@ def attention(
 def add_product(
     x_ptr, w_ptr, residual_ptr, out_ptr, N,
     M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
-    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """`out = residual + W @ x`: the output projection of attention and the down projection."""
-    _begin(PDL)
+    """`out = residual + W @ x`: the output projection of attention and the down projection; or without a residual."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
     y = _product(w_ptr, x_ptr, n, row, row < M, 0.0, K, S, BKS, ITERS, TAIL, STAGES, BN, R, False, PDL)
     at = row[None, :] * N + n[:, None]
     ok = (row < M)[None, :]
-    y += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        y += tl.load(residual_ptr + at, mask=ok, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=ok)
 
 
@@ -299,7 +286,6 @@ def gate_up(
     STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Norm, both projections of the feed-forward and `silu(gate) * up`."""
-    _begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     row = tl.program_id(1) * R + tl.arange(0, R)
     y = _product(w_ptr, x_ptr, n, row, row < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
@@ -311,36 +297,53 @@ def gate_up(
 
 @triton.jit(do_not_specialize=["M"])
 def head(
-    x_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, eps, N,
+    x_ptr, w_ptr, rows_ptr, logits_ptr, best_ptr, best_id_ptr, mass_ptr, eps, N,
     M, K: tl.constexpr, S: tl.constexpr, BKS: tl.constexpr, ITERS: tl.constexpr, TAIL: tl.constexpr,
-    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, PDL: tl.constexpr,
+    STAGES: tl.constexpr, BN: tl.constexpr, R: tl.constexpr, DRAFTS: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Final norm and LM head of chosen rows: float32 logits, and per tile the largest with the lowest id."""
-    _begin(PDL)
+    """Final norm and LM head of chosen rows: per tile the largest logit with the lowest id, and the float32 logits, or
+    for DRAFTS the sum of their exponentials."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     wanted = tl.program_id(1) * R + tl.arange(0, R)
     row = tl.load(rows_ptr + wanted, mask=wanted < M, other=0)
     inside = tl.minimum(n, N - 1)
     y = _product(w_ptr, x_ptr, inside, row, wanted < M, eps, K, S, BKS, ITERS, TAIL, STAGES, BN, R, True, PDL)
     y = tl.where((n < N)[:, None], y, float("-inf"))
-    ok = (wanted < M)[None, :]
-    tl.store(logits_ptr + wanted.to(tl.int64)[None, :] * N + n[:, None], y, mask=ok & (n < N)[:, None])
     best = tl.max(y, 0)
     best_id = tl.min(tl.where(y == best[None, :], n[:, None], N), 0)
     at = wanted * tl.num_programs(0) + tl.program_id(0)
     tl.store(best_ptr + at, best, mask=wanted < M)
     tl.store(best_id_ptr + at, best_id, mask=wanted < M)
+    if DRAFTS:
+        tl.store(mass_ptr + at, tl.sum(tl.exp2((y - best[None, :]) * LOG2_E), 0), mask=wanted < M)
+    else:
+        ok = (wanted < M)[None, :]
+        tl.store(logits_ptr + wanted.to(tl.int64)[None, :] * N + n[:, None], y, mask=ok & (n < N)[:, None])
 
 
 @triton.jit
-def argmax(best_ptr, best_id_ptr, cursor_ptr, ring, tiles, N, BLOCK: tl.constexpr, PDL: tl.constexpr) -> None:
-    """First index of the largest logit of each row, into the ring at the step's cursor."""
-    _begin(PDL)
+def _word(stamp, content) -> Any:
+    """A word of the tape."""
+    return (stamp.to(tl.int64) << 32) | content.to(tl.int64)
+
+
+@triton.jit
+def argmax(
+    best_ptr, best_id_ptr, header, ring, tape, began, clocks, tiles, N,
+    BLOCK: tl.constexpr, CLOCKS: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """First index of the largest logit of each row, into the ring at the step's cursor and onto the tape. TIMED: and
+    the microseconds since the embedding."""
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
-    cursor = tl.load(cursor_ptr)
+    cursor, stamp = tl.load(header), tl.load(header + 1)
     _await(PDL)
     best = tl.load(best_ptr + row * tiles + at, mask=at < tiles, other=float("-inf"))
     ids = tl.load(best_id_ptr + row * tiles + at, mask=at < tiles, other=N)
     token = tl.min(tl.where(best == tl.max(best, 0), ids, N), 0)
-    tl.store(ring + cursor + row, tl.minimum(token, N - 1).to(tl.int64))
+    token = tl.minimum(token, N - 1)
+    if TIMED:  # noqa: SIM102 - the outer one is decided at compile time
+        if row == 0:
+            tl.store(clocks + stamp % CLOCKS, _word(stamp, (globaltimer() - tl.load(began)) // 1000))
+    tl.store(ring + cursor + row, token.to(tl.int64))
+    tl.store(tape + cursor + row, _word(stamp, token))

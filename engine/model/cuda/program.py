@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
 
 from engine.model.config import ModelConfig
 from engine.model.cuda import kernels
-from engine.model.cuda.inputs import StepInputs
+from engine.model.cuda.inputs import DRAFT_WORDS, RING, StepInputs, Tape
 from engine.model.cuda.packing import PackedLayer, PackedWeights
 from engine.model.cuda.tiling import Tiling, tiling
 from engine.model.kv import PagedKV
 
-EARLY, LATE = 1, 2
-"""Programmatic launch: the next kernel may start at once, or when the inputs of this one are there; 0: not at all.
-Measured on an H200, step of 1 / 8 / 32 rows: early 496 / 548 / 940 us, late 446 / 463 / 756, without 756 / 788 / -."""
-RING = 1 << 16
-"""Sampled tokens that stay readable: far more than the rows of the steps that can be in flight."""
 LOGIT_ROWS = 256
 """Rows whose logits one step may want; more run in several passes of the head."""
 SPLIT_ROWS = 16
@@ -40,19 +35,33 @@ class Launch:
     warps: int
     registers: int | None = None
 
-    def __call__(self, pdl: int) -> Any:
-        """Launch; returns Triton's compiled kernel, or None where it is interpreted."""
+    def __call__(self, pdl: bool) -> Any:
+        """Launch; returns Triton's compiled kernel, or None where it is interpreted.
+
+        `pdl` lets the next kernel start when the inputs of this one are there. An H200's step of 1 and 8 rows:
+        446 and 463 us; when this one has started 496 and 548; when it has ended 756 and 788.
+        """
         return self.kernel[self.grid](*self.arguments, **self._options(pdl))
 
-    def compile(self, pdl: int) -> None:
+    def compile(self, pdl: bool) -> None:
         """Put the binary into Triton's cache without running it."""
         self.kernel.warmup(*self.arguments, grid=self.grid, **self._options(pdl))
 
-    def _options(self, pdl: int) -> dict[str, Any]:
+    def _options(self, pdl: bool) -> dict[str, Any]:
         options = {**self.constants, "PDL": pdl, "num_warps": self.warps, "num_stages": 1}
         if self.registers is not None:
             options["maxnreg"] = self.registers
         return {**options, "launch_pdl": True} if pdl else options
+
+
+class RowInputs(Protocol):
+    """What the layers need to know of their rows, int32 `[rows]` each, and all block tables, flat."""
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    firsts: torch.Tensor
+    table_starts: torch.Tensor
+    tables: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -66,7 +75,10 @@ class Buffers:
     logits: torch.Tensor
     best: torch.Tensor
     best_id: torch.Tensor
+    mass: torch.Tensor
     ring: torch.Tensor
+    tape: Tape
+    began: torch.Tensor
     part_out: torch.Tensor
     part_top: torch.Tensor
     part_total: torch.Tensor
@@ -80,7 +92,10 @@ class Buffers:
         dtype: torch.dtype,
         device: torch.device,
         tile: AttentionTiling | None = None,
+        *,
+        drafts: bool = False,
     ) -> Buffers:
+        """`drafts`: of a draft head, whose logits are not kept and whose tokens go elsewhere."""
         c = config
         chunks = (tile or AttentionTiling.of(c)).chunks(c.max_context)
         width = c.num_heads * c.head_dim
@@ -96,10 +111,13 @@ class Buffers:
             q=new(rows, width),
             attended=new(rows, width),
             activated=new(rows, c.intermediate_size),
-            logits=new(wanted, c.vocab_size, kind=torch.float32),
+            logits=new(1 if drafts else wanted, c.vocab_size, kind=torch.float32),
             best=new(wanted, tiles, kind=torch.float32),
             best_id=new(wanted, tiles, kind=torch.int32),
-            ring=new(RING, kind=torch.int64),
+            mass=new(wanted if drafts else 1, tiles, kind=torch.float32),
+            ring=new(1 if drafts else RING + rows, kind=torch.int64),
+            tape=Tape(1 if drafts else RING + DRAFT_WORDS * rows, device),
+            began=new(1, kind=torch.int64),
             part_out=new(pairs, c.head_dim, kind=torch.float32),
             part_top=new(pairs, kind=torch.float32),
             part_total=new(pairs, kind=torch.float32),
@@ -146,50 +164,60 @@ class ProgramBuilder:
         launches = [self._embed(rows, inputs)]
         stream = 0
         for layer in run:
-            launches += self._layer(layer, stream, rows, inputs, context)
+            launches += self.layer(layer, stream, rows, inputs, context)
             stream = layer + 1
         return launches
 
     def head(self, rows: int, inputs: StepInputs, stream: int) -> list[Launch]:
         """Final norm, LM head and argmax of `rows` chosen rows of `streams[stream]`."""
-        c, b, w = self.config, self.buffers, self.weights
-        tile = self.tile(c.hidden_size, c.vocab_size, rows, normed=True)
-        tiles = -(-c.vocab_size // tile.outputs)
-        project = Launch(
-            "head", kernels.head, (tiles, -(-rows // tile.rows)),
-            (b.streams[stream], w.head, inputs.logit_rows, b.logits, b.best, b.best_id, c.rms_eps,
-             c.vocab_size),
-            {"M": rows, "K": c.hidden_size, **tile.constants()}, tile.warps, tile.registers,
-        )  # fmt: skip
+        c, b = self.config, self.buffers
+        project, tiles = self.project(rows, inputs.logit_rows, stream)
         choose = Launch(
-            "argmax", kernels.argmax, (rows,), (b.best, b.best_id, inputs.cursor, b.ring, tiles, c.vocab_size),
-            {"BLOCK": triton.next_power_of_2(tiles)}, 8,
+            "argmax", kernels.argmax, (rows,),
+            (b.best, b.best_id, inputs.header, b.ring, b.tape.words, b.began, b.tape.clocks, tiles, c.vocab_size),
+            {"BLOCK": triton.next_power_of_2(tiles), "CLOCKS": b.tape.CLOCKS, "TIMED": b.ring.is_cuda}, 8,
         )  # fmt: skip
         return [project, choose]
+
+    def project(self, rows: int, logit_rows: torch.Tensor, stream: int, *, drafts: bool = False) -> tuple[Launch, int]:
+        """Final norm and LM head of `rows` chosen rows, and into how many tiles it cuts the vocabulary."""
+        c, b = self.config, self.buffers
+        tile = self.tile(c.hidden_size, c.vocab_size, rows, normed=True)
+        tiles = -(-c.vocab_size // tile.outputs)
+        launch = Launch(
+            "head", kernels.head, (tiles, -(-rows // tile.rows)),
+            (b.streams[stream], self.weights.head, logit_rows, b.logits, b.best, b.best_id, b.mass, c.rms_eps,
+             c.vocab_size),
+            {"M": rows, "K": c.hidden_size, **tile.constants(), "DRAFTS": drafts}, tile.warps, tile.registers,
+        )  # fmt: skip
+        return launch, tiles
 
     def _embed(self, rows: int, inputs: StepInputs) -> Launch:
         b, width = self.buffers, self.config.hidden_size
         return Launch(
             "embed", kernels.embed, (rows,),
-            (inputs.tokens, inputs.sources, b.ring, self.weights.embedding, b.streams[0]),
-            {"K": width, "BLOCK": min(1024, triton.next_power_of_2(width))}, 4,
+            (inputs.tokens, inputs.sources, b.ring, self.weights.embedding, b.streams[0], b.began),
+            {"K": width, "BLOCK": min(1024, triton.next_power_of_2(width)), "TIMED": b.ring.is_cuda}, 4,
         )  # fmt: skip
 
-    def _layer(self, index: int, stream: int, rows: int, inputs: StepInputs, context: int) -> list[Launch]:
+    def layer(self, index: int, stream: int, rows: int, inputs: RowInputs, context: int) -> list[Launch]:
+        """Attention and feed-forward, from `streams[stream]` to `streams[index + 1]`."""
         layer, b = self.weights.layers[index], self.buffers
         x, after = b.streams[stream], b.streams[index + 1]
         # The stream between attention and feed-forward takes the place that the layer's output fills afterwards:
         # each program of the down projection reads exactly the elements that it writes.
         return [
-            self._qkv(layer, x, index, rows, inputs),
+            self.qkv(index, x, rows, inputs),
             self._attention(index, rows, inputs, context),
-            self._add("out", b.attended, layer.out, x, after, rows),
+            self.product("out", b.attended, layer.out, x, after, rows),
             self._gate_up(layer, after, rows),
-            self._add("down", b.activated, layer.down, after, after, rows),
+            self.product("down", b.activated, layer.down, after, after, rows),
         ]
 
-    def _qkv(self, layer: PackedLayer, x: torch.Tensor, index: int, rows: int, inputs: StepInputs) -> Launch:
+    def qkv(self, index: int, x: torch.Tensor, rows: int, inputs: RowInputs) -> Launch:
+        """Queries, and keys and values into the cache."""
         c, b, w = self.config, self.buffers, self.weights
+        layer = w.layers[index]
         outputs = layer.qkv.shape[0]
         tile = self.tile(c.hidden_size, outputs, rows, normed=True, most=c.head_dim)
         bias = layer.qkv_bias
@@ -201,7 +229,7 @@ class ProgramBuilder:
              "D": c.head_dim, "BIAS": bias is not None}, tile.warps, tile.registers,
         )  # fmt: skip
 
-    def _attention(self, index: int, rows: int, inputs: StepInputs, context: int) -> Launch:
+    def _attention(self, index: int, rows: int, inputs: RowInputs, context: int) -> Launch:
         c, b = self.config, self.buffers
         split = rows <= SPLIT_ROWS
         tile = self.attention
@@ -216,15 +244,17 @@ class ProgramBuilder:
             tile.warps,
         )  # fmt: skip
 
-    def _add(
-        self, part: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, out: torch.Tensor, rows: int
-    ) -> Launch:
+    def product(
+        self, part: str, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor,
+        rows: int,
+    ) -> Launch:  # fmt: skip
+        """`out = residual + weight @ x`."""
         outputs, inner = weight.shape
         tile = self.tile(inner, outputs, rows, normed=False)
         return Launch(
             part, kernels.add_product, (outputs // tile.outputs, -(-rows // tile.rows)),
-            (x, weight, residual, out, outputs),
-            {"M": rows, "K": inner, **tile.constants()}, tile.warps, tile.registers,
+            (x, weight, x if residual is None else residual, out, outputs),
+            {"M": rows, "K": inner, **tile.constants(), "RESIDUAL": residual is not None}, tile.warps, tile.registers,
         )  # fmt: skip
 
     def _gate_up(self, layer: PackedLayer, x: torch.Tensor, rows: int) -> Launch:

@@ -267,13 +267,13 @@ def test_a_head_sees_every_verified_row_once_with_its_successor(path: Path) -> N
     head = SpyHead()
     device = _open(path, head)
     assert device.facts.drafters == {DrafterName.SELF, DrafterName.MTP}
-    first = device.forward(_step(_prompt(save_hidden=True))).sampled[0][0].token
+    first = device.forward(_step(_prompt(save_hidden=frozenset({DrafterName.MTP})))).sampled[0][0].token
     assert device.saved_hidden(0) == 0
     item = DraftItem(0, 0, 21, first, _PROMPT, _blocks(0), 2)
     assert device.draft(DrafterName.MTP, [item], 0.0) == [Draft((first, first))]
     assert device.saved_hidden(0) == -1
     rows = (first, first, first)
-    verify = Segment(0, 0, 21, rows, _blocks(0), (GREEDY,) * 3, save_hidden=True)
+    verify = Segment(0, 0, 21, rows, _blocks(0), (GREEDY,) * 3, save_hidden=frozenset({DrafterName.MTP}))
     verified = device.forward(_step(verify, kind=StepKind.VERIFY)).sampled[0][0].token
     assert device.saved_hidden(0) == 21
     device.draft(DrafterName.MTP, [DraftItem(0, 0, 22, verified, (first,), _blocks(0), 1)], 0.0)
@@ -287,7 +287,7 @@ def test_a_head_receives_the_layers_that_it_taps(path: Path) -> None:
     hidden = []
     for head in (both, last):
         device = _open(path, head)
-        token = device.forward(_step(_prompt(save_hidden=True))).sampled[0][0].token
+        token = device.forward(_step(_prompt(save_hidden=frozenset({DrafterName.MTP})))).sampled[0][0].token
         device.draft(DrafterName.MTP, [DraftItem(0, 0, 21, token, _PROMPT, _blocks(0), 1)], 0.0)
         hidden.append(head.seen[0].hidden)
         device.close()
@@ -309,7 +309,7 @@ def test_hidden_rows_and_the_heads_own_cache_are_spilled_too(path: Path) -> None
     assert head.kv is not None
     head.kv.data.copy_(torch.rand_like(head.kv.data))
     before = head.kv.gather(_blocks(0))
-    token = device.forward(_step(_prompt(save_hidden=True))).sampled[0][0].token
+    token = device.forward(_step(_prompt(save_hidden=frozenset({DrafterName.MTP})))).sampled[0][0].token
     assert device.spill(0, _blocks(0))
     assert device.saved_hidden(0) == -1
     device.restore(0, _blocks(1))
@@ -324,7 +324,7 @@ def test_a_failing_backend_ends_in_one_device_error(device: TorchDevice, monkeyp
     def broken(batch: object) -> None:
         raise ValueError("boom")
 
-    monkeypatch.setattr(device._backend, "run", broken)
+    monkeypatch.setattr(device._backend, "run_host", broken)
     with pytest.raises(DeviceError, match=r"a step failed \(ValueError: boom\)"):
         device.forward(_step(_prompt()))
 
