@@ -28,6 +28,11 @@ class Share:
         self.hits = self.hits * MEMORY + hit
         self.trials = self.trials * MEMORY + 1
 
+    def fade(self) -> None:
+        """Forget as much as a trial would have made forgotten."""
+        self.hits *= MEMORY
+        self.trials *= MEMORY
+
     @property
     def value(self) -> float:
         return (self.hits + PRIOR_TRIALS * self.prior) / (self.trials + PRIOR_TRIALS)
@@ -41,28 +46,37 @@ class Share:
 
 @dataclass(slots=True)
 class PositionAcceptance:
-    """Share of drafts accepted at position 1, 2, ... given that all before were: exact for every smaller count too."""
+    """Share of drafts accepted at position 1, 2, ... given that all before were: exact for every smaller count too.
+
+    A position beyond the drafts of late is forgotten step by step, back to what is known of the one before it: a draft
+    that follows right ones is right at least as often. So a count that no longer runs is tried again when text turns
+    easier."""
 
     at: list[Share] = field(default_factory=lambda: [Share(FIRST_DRAFT_PRIOR)])
     _curve: list[float] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
         self._curve.clear()
-        for position in range(min(drafted, accepted + 1)):
-            self._share(position).add(position < accepted)
+        reached = min(drafted, accepted + 1)
+        while len(self.at) < reached:
+            self.at.append(Share(self.at[-1].value))
+        for position in range(reached):
+            self.at[position].add(position < accepted)
+        if drafted:
+            for share in self.at[drafted:]:
+                share.fade()
 
     def expected(self, most: int) -> list[float]:
         """Mean accepted of 0 to `most` drafts at least."""
         if len(self._curve) <= most:
-            last = len(self.at) - 1
-            self._curve = _means([self.at[min(position, last)].value for position in range(most)])
+            shares, value = [], self.at[0].prior
+            for share in self.at[:most]:
+                share.prior = value
+                value = share.value
+                shares.append(value)
+            shares.extend([value] * (most - len(shares)))
+            self._curve = _means(shares)
         return self._curve
-
-    def _share(self, position: int) -> Share:
-        while len(self.at) <= position:
-            # A draft that follows right ones is right at least as often: start from the position before.
-            self.at.append(Share(self.at[-1].value))
-        return self.at[position]
 
 
 @dataclass(slots=True)

@@ -282,6 +282,17 @@ def test_a_draft_that_was_never_reached_counts_neither_way() -> None:
     assert [share.trials for share in accepts.at] == [1]
 
 
+def test_a_position_that_is_no_longer_drafted_is_believed_to_be_like_the_one_before() -> None:
+    """Else a count that was given up on hard text would stay given up when the text turns easy."""
+    accepts = PositionAcceptance()
+    for _ in range(100):
+        accepts.add(3, 1)
+    assert accepts.expected(3)[3] - accepts.expected(3)[2] < 0.05
+    for _ in range(600):
+        accepts.add(1, 1)
+    assert accepts.expected(3)[3] - accepts.expected(3)[2] > 0.7
+
+
 def test_a_match_grows_longer_and_surer_with_every_right_copy() -> None:
     matches = MatchAcceptance()
     assert matches.expected(2, 4)[4] < matches.expected(8, 4)[4] < matches.expected(16, 4)[4]
