@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import astuple
 
 from telemetry.batch import Array, Batch
 from telemetry.record import (
@@ -178,22 +179,21 @@ def _best_arms(names: Array, words: Sequence[str], speed: Array, lengths: Array)
 
 
 def requests(run: int, run_id: str, records: Sequence[RequestRecord], offset_us: int, number: Number) -> pa.Table:
-    rows = []
-    for record in records:
-        trace_id, span_id = request_ids(run_id, record)
-        rows.append(
-            {
-                "run": run, "request_no": number(record.request_id), "request_id": record.request_id,
-                "operation": record.operation, "conversation_id": record.conversation_id,
-                "trace_id": trace_id, "span_id": span_id, "parent_span_id": record.parent_span_id,
-                "sampled": record.sampled, "reason": record.reason, "error": record.error,
-                **{name: getattr(record, name) for name in _REQUEST_COUNTS},
-                **_moments(record, offset_us), **phases_ms(record),
-                "temperature": record.temperature, "top_p": record.top_p, "top_k": record.top_k,
-                "max_tokens": record.max_tokens, "seed": record.seed, "stream": record.stream,
-            }
-        )  # fmt: skip
-    return pa.Table.from_pylist(rows, _REQUEST_SCHEMA)
+    fields = dict(zip(RequestRecord.__struct_fields__, zip(*map(astuple, records), strict=True), strict=True))
+    traces, spans = zip(*(request_ids(run_id, record) for record in records), strict=True)
+    ns = {name: np.array(fields[f"{name}_ns"], np.int64) for name in _MOMENTS}
+    more = np.array(fields["output_tokens"], np.int64) - 1
+    columns: dict[str, Any] = {
+        **{name: fields[name] for name in _REQUEST_SCHEMA.names if name in fields},
+        "run": np.full(len(records), run, np.int32),
+        "request_no": list(map(number, fields["request_id"])),
+        "trace_id": traces,
+        "span_id": spans,
+        **_phases_ms(ns, more),
+    }
+    arrays = {name: pa.array(values, _REQUEST_SCHEMA.field(name).type) for name, values in columns.items()}
+    arrays |= {name: _moments(times, offset_us) for name, times in ns.items()}
+    return pa.table([arrays[name] for name in _REQUEST_SCHEMA.names], _REQUEST_SCHEMA)
 
 
 _REQUEST_COUNTS = (
@@ -214,23 +214,25 @@ _REQUEST_SCHEMA = pa.schema(
 )
 
 
-def _moments(record: RequestRecord, offset_us: int) -> dict[str, int | None]:
-    moments = ((name, getattr(record, f"{name}_ns")) for name in _MOMENTS)
-    return {name: ns // 1000 + offset_us if ns else None for name, ns in moments}
+def _moments(ns: Array, offset_us: int) -> pa.Array:
+    return pa.array((ns // 1000 + offset_us).astype("datetime64[us]"), mask=ns == 0)
 
 
-def phases_ms(record: RequestRecord) -> dict[str, float | None]:
-    """Milliseconds by phase; None for a phase that the request never finished or entered."""
-    arrived, finished, first = record.arrived_ns, record.finished_ns, record.first_token_ns
-    admitted, prefilled = record.admitted_ns, record.prefill_end_ns or record.first_token_ns
-    more = record.output_tokens - 1
+def _phases_ms(ns: dict[str, Array], more: Array) -> dict[str, pa.Array]:
+    """Milliseconds by phase; null for a phase that the request never finished or entered. `more`: tokens but one."""
+    arrived, admitted, finished, first = (ns[name] for name in ("arrived", "admitted", "finished", "first_token"))
+    prefilled = np.where(ns["prefill_end"] != 0, ns["prefill_end"], first)
+
+    def lasted(start: Array, end: Array, known: Array | bool) -> pa.Array:
+        return pa.array((end - start) / 1e6, mask=np.broadcast_to(np.logical_not(known), start.shape))
+
     return {
-        "queue_ms": ((admitted or finished) - arrived) / 1e6,
-        "prefill_ms": ((prefilled or finished) - admitted) / 1e6 if admitted else None,
-        "decode_ms": (finished - prefilled) / 1e6 if prefilled else None,
-        "total_ms": (finished - arrived) / 1e6,
-        "ttft_ms": (first - arrived) / 1e6 if first else None,
-        "tpot_ms": (finished - first) / 1e6 / more if first and more > 0 else None,
+        "queue_ms": lasted(arrived, np.where(admitted != 0, admitted, finished), True),
+        "prefill_ms": lasted(admitted, np.where(prefilled != 0, prefilled, finished), admitted != 0),
+        "decode_ms": lasted(prefilled, finished, prefilled != 0),
+        "total_ms": lasted(arrived, finished, True),
+        "ttft_ms": lasted(arrived, first, first != 0),
+        "tpot_ms": pa.array((finished - first) / 1e6 / np.maximum(more, 1), mask=(first == 0) | (more < 1)),
     }
 
 

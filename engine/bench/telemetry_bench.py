@@ -6,6 +6,7 @@ Every part can run alone: `python -m engine.bench.telemetry_bench ingest --secon
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import random
 import signal
@@ -35,6 +36,7 @@ from telemetry.views import VIEWS
 Progress = Callable[[str], None]
 _LENGTH = struct.Struct("<II")
 _CHUNK = 5_000
+_RESIDENT_EVERY_S = 2.0
 _FOREVER = Retention(0, 0)
 PARTS = ("record", "idle", "ingest", "file", "kill", "cost")
 """`cost` needs a model and is left out without one."""
@@ -45,7 +47,7 @@ class TelemetryOptions:
     parts: tuple[str, ...] = PARTS
     seconds: float = 60.0
     """Of sustained ingest."""
-    rate: int = 102_000
+    rate: int = 110_000
     """Records a second that the producer sends."""
     steps: int = 5_000_000
     """In the file whose size and views are measured."""
@@ -116,35 +118,42 @@ def _idle(options: TelemetryOptions, result: BenchResult, directory: Path, progr
 
 
 def _ingest(options: TelemetryOptions, result: BenchResult, directory: Path, progress: Progress) -> None:
-    """Batches from another process, as the engine sends them, through decode, hub, store and spans."""
+    """Records packed and sent by another process, as the engine does it, through decode, hub, store and spans."""
     telemetry = Telemetry(directory / "ingest.duckdb")
     telemetry.take(pack([run_record()]))
     command = [sys.executable, "-m", __spec__.name, "produce", "--rate", str(options.rate),
                "--seconds", str(options.seconds)]  # fmt: skip
     producer = subprocess.Popen(command, stdout=subprocess.PIPE)
-    records, begun = 0, 0.0
+    server = psutil.Process()
+    records, begun, cpu = 0, 0.0, 0.0
     resident: list[float] = []
     for count, payload in _frames(producer.stdout):
-        begun = begun or time.perf_counter()
+        if not begun:
+            begun, cpu = time.perf_counter(), time.process_time()
         telemetry.ingest(payload)
         records += count
-        if len(resident) < time.perf_counter() - begun:
-            resident.append(psutil.Process().memory_info().rss / 1e6)
+        if len(resident) * _RESIDENT_EVERY_S <= time.perf_counter() - begun:
+            resident.append(server.memory_info().rss / 1e6)
     elapsed = time.perf_counter() - begun
+    busy = (time.process_time() - cpu) / elapsed
     producer.wait()
     caught_up = telemetry.store.flush(60)
     behind = time.perf_counter() - begun - elapsed
     lost = dict(telemetry.store.losses)
     telemetry.close()
-    settled = resident[len(resident) // 3 :]
+    half = resident[len(resident) // 2 :]
     result.figures |= {
         "ingest_records_per_s": records / elapsed,
         "ingest_seconds": elapsed,
         "ingest_seconds_behind_at_the_end": behind,
         "ingest_lost": float(sum(lost.values())),
-        "ingest_resident_mb_last_two_thirds_growth": settled[-1] - settled[0] if settled else 0.0,
+        "ingest_server_cores": busy,
+        "ingest_resident_mb_growth_of_second_half": max(half[-5:], default=0.0) - max(half[:5], default=0.0),
         "ingest_resident_mb_highest": max(resident, default=0.0),
     }
+    result.notes.append(
+        f"ingest: resident MB every {_RESIDENT_EVERY_S:g} s: {' '.join(f'{mb:.0f}' for mb in resident)}"
+    )
     if lost or not caught_up:
         result.notes.append(f"ingest: lost {lost}, caught up: {caught_up}")
 
@@ -156,21 +165,19 @@ def _frames(stream: IO[bytes] | None) -> Iterator[tuple[int, bytes]]:
 
 
 def produce(rate: int, seconds: float) -> None:
-    """Write frames at a steady rate; made beforehand, so that making them costs nothing while they are sent."""
+    """Write frames at a steady rate; the records are made beforehand, they are packed when they are sent."""
     stream = StepStream()
-    frames = []
-    for _ in range(40):
-        records = stream.take(_CHUNK * 4 // 7)
-        payload = encode(pack(records))
-        frames.append((_LENGTH.pack(len(records), len(payload)) + payload, len(records)))
+    parts = [stream.take(_CHUNK * 4 // 7) for _ in range(40)]
+    gc.freeze()
     begun, sent, at = time.perf_counter(), 0, 0
     while (elapsed := time.perf_counter() - begun) < seconds:
         if sent > elapsed * rate:
-            time.sleep(0.005)
+            time.sleep(0.002)
             continue
-        frame, count = frames[at % len(frames)]
-        sys.stdout.buffer.write(frame)
-        sent, at = sent + count, at + 1
+        records = parts[at % len(parts)]
+        payload = encode(pack(records))
+        sys.stdout.buffer.write(_LENGTH.pack(len(records), len(payload)) + payload)
+        sent, at = sent + len(records), at + 1
     sys.stdout.buffer.flush()
 
 
@@ -275,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=(*PARTS, "all", "produce", "victim"))
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate", type=int, default=102_000)
+    parser.add_argument("--rate", type=int, default=110_000)
     parser.add_argument("--steps", type=int, default=5_000_000)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--model", type=Path, default=None)
