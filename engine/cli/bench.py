@@ -73,15 +73,22 @@ def spec(
 
 @bench.command(epilog="Example: metrale bench scheduler --rounds 3")
 @click.argument("model", default=DEFAULT_MODEL)
+@click.option(
+    "--part",
+    "parts",
+    multiple=True,
+    type=click.Choice(["long", "queue", "pool"]),
+    help="May be repeated; default: all.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, help="Repetitions.")
 @click.option("--prompt-tokens", type=click.IntRange(64), default=4000, help="Tokens of the long prompt.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
 @json_option
-def scheduler(model: str, as_json: bool, **numbers: int) -> None:
+def scheduler(model: str, parts: tuple[str, ...], as_json: bool, **numbers: int) -> None:
     """What sharing costs: a chat beside a long prompt, a tight KV pool, a long queue."""
     from engine.bench.scheduling import SchedulingOptions, bench_scheduler
 
-    _print(bench_scheduler(SchedulingOptions(find_model(model), **numbers), _note), as_json)
+    _print(bench_scheduler(SchedulingOptions(find_model(model), parts, **numbers), _note), as_json)
 
 
 @bench.command(epilog="Example: metrale bench gate --traces 500")

@@ -100,8 +100,7 @@ class Decode:
         ended = record_step(
             engine, drafted.lane, step, timing, work, rows=rows, width=len(seqs), k=drafted.k, k_reason=drafted.k_reason
         )
-        if not drafted.any:
-            engine.pacer.note_decode(returned - drafted_at, len(seqs))
+        engine.pacer.note_decode(ended - started, returned - drafted_at, drafts=rows - len(seqs))
         outcome = Outcome(
             step=step,
             wall_ns=ended - started,

@@ -105,6 +105,6 @@ def _read(engine: EngineState, flight: Flight) -> None:
         for seq, sampled in zip(flight.seqs, result.sampled, strict=True)
         if not seq.is_finished
     ]
-    engine.pacer.note_decode(returned - started, len(flight.seqs))
+    engine.pacer.note_decode(returned - started, returned - started)
     timing = Timing(started, started, returned, result.device_us)
     record_step(engine, Lane.PIPELINED, flight.step.step_id, timing, work, rows=flight.step.rows, width=len(work))

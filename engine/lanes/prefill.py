@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from engine.core.device import Sampled, StepKind
+from engine.core.device import Sampled, Segment, StepKind
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState, Flow
 from engine.lanes.emit import commit
@@ -76,7 +76,13 @@ def _step(engine: EngineState, chunks: list[Chunk], decoding: list[Sequence]) ->
     record_step(
         engine, lane, step, timing, work, rows=rows, width=len(decoding), cached_tokens=cached, decoded=bool(decoding)
     )
-    engine.pacer.note_prefill(returned - started, rows - len(decoding), len(decoding))
+    _tell_pacer(engine, segments[len(decoding) :], returned - started, is_mixed=bool(decoding))
+
+
+def _tell_pacer(engine: EngineState, prompts: Seq[Segment], wall_ns: int, *, is_mixed: bool) -> None:
+    rows = sum(len(segment.tokens) for segment in prompts)
+    positions = sum(len(segment.tokens) * (segment.start + len(segment.tokens) / 2) for segment in prompts)
+    engine.pacer.note_prefill(wall_ns, rows, positions / rows, is_mixed)
 
 
 def _advance(
@@ -127,7 +133,7 @@ def _budget(engine: EngineState) -> int:
         return chunk
     cap = levers.int("mixed_slice_tokens")
     if cap < 0:
-        return engine.pacer.slice(chunk)
+        return engine.pacer.slice(chunk, engine.queues.prefilling[0].seq_len)
     return min(chunk, cap) if cap else chunk
 
 
