@@ -7,6 +7,7 @@ is used up, prints one table and writes JSON. Weights are random: speed does not
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -413,6 +414,8 @@ def engine_section(report: Report) -> None:
     config = SHAPES["default"]
     backend = backend_of(config)
     backend.prepare()
+    gc.freeze()  # as the engine's process does
+    gc.set_threshold(50_000, 20, 50)
     device = TorchDevice(backend, name="bench", max_rows=4096)
     vocabulary = Vocabulary((b"a",) * config.vocab_size, frozenset())
     made = np.random.default_rng(0)

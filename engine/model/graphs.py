@@ -58,8 +58,8 @@ class StepGraphs:
         self.widths = tuple(sorted(widths))
         config = builder.config
         self.contexts = (*(c for c in CONTEXTS if c < config.max_context), config.max_context)
-        area = InputArea(self.widths[-1], table_entries, device)
-        self.inputs = {width: StepInputs(width, area) for width in self.widths}
+        self._area = InputArea(self.widths[-1], table_entries, device)
+        self.inputs = {width: StepInputs(width, self._area) for width in self.widths}
         self._captured: dict[GraphKey, Captured] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._all_layers = config.num_layers
@@ -129,11 +129,13 @@ class StepGraphs:
                     launch.compile(self._pdl)
 
     def capture(self, launches: tuple[Launch, ...], rows: int) -> Captured:
-        """Launches on the inputs of width `rows`, whose content is lost."""
+        """Launches on the inputs of width `rows`; a step that was written already is still there afterwards."""
         if self._device.type != "cuda":
             return Captured(launches, lambda: _run(launches, False))
+        written = self._area.data.clone()
         self.inputs[rows].clear()
         _compile(launches, self._pdl)
+        self._area.data.copy_(written)
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

@@ -35,9 +35,9 @@ CONFIG = tiny_config(
 """In float32 on a GPU too: random heads are so unsure that rounding to bf16 would choose for them."""
 
 
-def _head_file() -> HeadFile:
+def _head_file(seed: int = 3) -> HeadFile:
     shape = MTPShape(32, 2, 1, 16, 32, TAPS, 1e-5)
-    made = torch.Generator().manual_seed(3)
+    made = torch.Generator().manual_seed(seed)
     net = MTPNet(shape, None)  # type: ignore[arg-type]
     tensors = {}
     for name, tensor in net.state_dict().items():
@@ -47,9 +47,12 @@ def _head_file() -> HeadFile:
     return HeadFile("mtp", "", "tiny", shape.as_dict(), tensors, ids, {})
 
 
-def _heads(widths: tuple[int, ...]) -> tuple[CudaBackend, CudaMTPHead, MTPHead]:
+def _heads(widths: tuple[int, ...], seed: int = 3) -> tuple[CudaBackend, CudaMTPHead, MTPHead]:
     fused, reference = pair(CONFIG, torch.float32, DEVICE, widths, blocks=40)
-    return fused, CudaMTPHead(fused, _head_file()), MTPHead(reference, _head_file(), torch.float32)
+    head = CudaMTPHead(fused, _head_file(seed))
+    if GPU:
+        head.prepare()
+    return fused, head, MTPHead(reference, _head_file(seed), torch.float32)
 
 
 def _rows(seq: int, start: int, count: int, blocks: list[int], kv_start: int = 0) -> HeadRows:
@@ -99,7 +102,7 @@ def test_drafts_made_behind_a_verify_are_those_made_when_asked(monkeypatch: pyte
     followed: list[int] = []
     follow = CudaMTPHead.follow
     monkeypatch.setattr(CudaMTPHead, "follow", lambda *given: followed.append(1) or follow(*given))
-    fused, head, _ = _heads((1, 2, 4, 8))
+    fused, head, _ = _heads((1, 2, 4, 8), seed=11)
     plain = _replies(fused, head, drafter="off")
     behind = _replies(fused, head, drafter="mtp", mtp_gate="force")
     monkeypatch.setattr(CudaMTPHead, "follow", None)
