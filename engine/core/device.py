@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from engine.core.value import StepValue
+
 
 class DrafterName(StrEnum):
     """Where drafts come from; the values are those of the lever `drafter`."""
@@ -54,8 +56,7 @@ class DeviceFacts:
     """Whether a row's result is bitwise the same however many rows run with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogitEdits:
+class LogitEdits(StepValue, frozen=True):
     """What the processor chain decided for one row, applied in the order of the fields."""
 
     only: tuple[int, ...] = ()
@@ -70,8 +71,7 @@ class LogitEdits:
     """Logit bias less presence and frequency penalties, summed per token id."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowPlan(StepValue, frozen=True):
     """How one row's token is chosen. A temperature of 0 is the argmax after the edits."""
 
     temperature: float = 0.0
@@ -89,8 +89,7 @@ class RowPlan:
 GREEDY = RowPlan()
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(StepValue, frozen=True):
     """The rows of one sequence in one step."""
 
     seq: int
@@ -113,8 +112,7 @@ class StepKind(StrEnum):
     VERIFY = "verify"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(StepValue, frozen=True):
     step_id: int
     kind: StepKind
     segments: tuple[Segment, ...]
@@ -124,8 +122,7 @@ class Step:
         return sum(len(segment.tokens) for segment in self.segments)
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(StepValue, frozen=True):
     """The token that the target model emits at one row."""
 
     token: int
@@ -134,16 +131,14 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(StepValue, frozen=True):
     sampled: tuple[tuple[Sampled, ...], ...]
     """One entry per segment, one item per planned row."""
     device_us: int = 0
     """Time on the device where it reports one, else 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftItem:
+class DraftItem(StepValue, frozen=True):
     """One sequence that wants drafts after `last_token`, which sits at position `seq_len`."""
 
     seq: int
@@ -157,8 +152,7 @@ class DraftItem:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(StepValue, frozen=True):
     tokens: tuple[int, ...] = ()
     confidences: tuple[float, ...] = ()
     """Probability that the drafter gave each token; empty when it states none."""

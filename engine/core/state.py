@@ -12,6 +12,7 @@ from engine.core.pacing import Pacer
 from engine.core.queues import Queues
 from engine.core.sequence import Sequence
 from engine.core.token_state import Markers
+from engine.core.value import StepValue
 
 
 class Flow(Enum):
@@ -21,8 +22,7 @@ class Flow(Enum):
     SKIP_REST = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(StepValue, frozen=True):
     """A pipelined step that was launched and not yet read."""
 
     step: Step

@@ -117,7 +117,7 @@ def needs_chain(seq: Sequence) -> bool:
 def plan_rows(seq: Sequence, vocabulary: Vocabulary, drafts: Seq[int] = ()) -> tuple[RowPlan, ...]:
     """One plan per row of a step that feeds the last token and `drafts`."""
     if not needs_chain(seq):
-        return tuple(_plain_plan(seq, seq.state.emitted + row) for row in range(len(drafts) + 1))
+        return _plain_plans(seq, seq.state.emitted, len(drafts) + 1)
     state = seq.state
     plans = [_edited_plan(seq, state, vocabulary)]
     if drafts:
@@ -130,7 +130,7 @@ def plan_rows(seq: Sequence, vocabulary: Vocabulary, drafts: Seq[int] = ()) -> t
 
 def plan_ahead(seq: Sequence) -> tuple[RowPlan, ...]:
     """The plan of the row after one whose token is not known yet; only for a sequence without a chain."""
-    return (_plain_plan(seq, seq.state.emitted + 1),)
+    return _plain_plans(seq, seq.state.emitted + 1, 1)
 
 
 def legal_prefix(seq: Sequence, drafts: Seq[int]) -> int:
@@ -144,12 +144,14 @@ def legal_prefix(seq: Sequence, drafts: Seq[int]) -> int:
     return next((at for at, token in enumerate(drafts) if not probe.advance(token)), len(drafts))
 
 
-def _plain_plan(seq: Sequence, position: int) -> RowPlan:
+def _plain_plans(seq: Sequence, first: int, count: int) -> tuple[RowPlan, ...]:
+    """The plans of rows that emit the tokens from number `first` on; only their draws differ."""
     base = seq.base_plan
     if base.temperature == 0:
-        return base
-    return RowPlan(
-        base.temperature, base.top_k, base.top_p, base.min_p, uniform(seq.seed, position), None, base.top_logprobs
+        return (base,) * count
+    draws = [uniform(seq.seed, position) for position in range(first, first + count)]
+    return tuple(
+        RowPlan(base.temperature, base.top_k, base.top_p, base.min_p, draw, None, base.top_logprobs) for draw in draws
     )
 
 

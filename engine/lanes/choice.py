@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from functools import cache
 
 from engine.core.device import Draft, DrafterName
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.value import StepValue
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.arms import ArmKey, Offer
 from engine.drafters.combine import longer_draft
@@ -33,8 +33,7 @@ OfferKey = tuple[int, tuple[DrafterName, ...], int, int, bool]
 ORDER = (DrafterName.NGRAM, DrafterName.SELF, DrafterName.MTP, DrafterName.DFLASH)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(StepValue, frozen=True):
     """What the next decode step does."""
 
     drafter: DrafterName | None
@@ -52,8 +51,7 @@ class Choice:
     """`most` was chosen by evidence, so an n-gram copy is that long whatever its own window says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(StepValue, frozen=True):
     """What a decode step cost and delivered, for whoever decided it."""
 
     step: int

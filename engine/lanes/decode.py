@@ -7,11 +7,11 @@ drafter and width goes through one verify: feed the last token and the drafts, k
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from engine.core.device import DeviceError, Draft, DrafterName, Segment, StepKind, StepResult
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState, Flow
+from engine.core.value import StepValue
 from engine.lanes import pipeline
 from engine.lanes.choice import Choice, Outcome, Router
 from engine.lanes.draft import NO_DRAFT, Drafting
@@ -24,8 +24,7 @@ from engine.lanes.trace import Timing, Work, record_step
 from telemetry.names import Lane, Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
+class Drafted(StepValue, frozen=True):
     """The drafts of a step and how they came about."""
 
     drafts: Seq[Draft]
@@ -130,9 +129,11 @@ class Decode:
         """One segment per sequence; drafts for which the pool has no block are left out."""
         segments = []
         for seq, draft in zip(seqs, drafted.drafts, strict=True):
-            reserve(engine, seq, seq.seq_len + 1 + len(draft.tokens))
-            room = len(seq.blocks) * engine.pool.block_size - seq.seq_len - 1
-            segments.append(decode_segment(engine, seq, draft.tokens[:room]))
+            drafts = draft.tokens
+            if drafts:
+                reserve(engine, seq, seq.seq_len + 1 + len(drafts))
+                drafts = drafts[: len(seq.blocks) * engine.pool.block_size - seq.seq_len - 1]
+            segments.append(decode_segment(engine, seq, drafts))
         return segments
 
     def _commit(
@@ -148,8 +149,8 @@ class Decode:
         for seq, segment, sampled in zip(seqs, segments, result.sampled, strict=True):
             drafts = segment.tokens[1:]
             committed: Committed = commit(engine, seq, sampled, drafted.lane, step, drafts)
-            trim(engine, seq)
             if drafted.drafter is not None:
+                trim(engine, seq)
                 self.drafting.observe(engine, drafted.drafter, seq, len(drafts), committed.accepted)
             work.append(Work(seq, committed))
         return work

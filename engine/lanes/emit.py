@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from engine.core.device import Sampled
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.value import StepValue
 from engine.lanes.finish import finish
 from engine.protocol.events import Delta, Token
 from telemetry.names import Finish
 from telemetry.record import SeqShare, TokenRecord
 
-LOOP_FROM, LOOP_PERIODS, LOOP_REPEATS = 48, range(2, 65), 3
+LOOP_FROM, LOOP_SHORTEST, LOOP_LONGEST, LOOP_REPEATS = 48, 2, 64, 3
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(StepValue, frozen=True):
     """What one sequence got from one step. `emitted == accepted + bonus`."""
 
     drafted: int
@@ -128,15 +127,20 @@ def _send(engine: EngineState, seq: Sequence, emitted: list[Token]) -> None:
             )
 
 
-def is_looping(tokens: Seq[int]) -> bool:
+def is_looping(tokens: list[int]) -> bool:
     """The same 2 to 64 tokens three times in a row at the end, from 48 tokens on."""
     if len(tokens) < LOOP_FROM:
         return False
-    for period in LOOP_PERIODS:
-        if period * LOOP_REPEATS > len(tokens):
-            return False
-        if tokens[-1] == tokens[-1 - period]:
-            last = tokens[-period:]
-            if last == tokens[-2 * period : -period] == tokens[-3 * period : -2 * period]:
-                return True
+    newest, before = tokens[-1], tokens[-2 : -2 - LOOP_LONGEST : -1]
+    period = 0
+    for _ in range(before.count(newest)):
+        period = before.index(newest, period) + 1
+        if period >= LOOP_SHORTEST and _repeats(tokens, period):
+            return True
     return False
+
+
+def _repeats(tokens: list[int], period: int) -> bool:
+    last = tokens[-period:]
+    enough = len(tokens) >= LOOP_REPEATS * period
+    return enough and last == tokens[-2 * period : -period] == tokens[-3 * period : -2 * period]

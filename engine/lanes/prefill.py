@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from engine.core.device import Sampled, Segment, StepKind
 from engine.core.sequence import Sequence, Status
 from engine.core.state import EngineState, Flow
+from engine.core.value import StepValue
 from engine.lanes.emit import commit
 from engine.lanes.finish import remember_prefix
 from engine.lanes.park import make_room
@@ -19,8 +19,7 @@ from telemetry.names import Lane, Refusal
 SLAI_SHARE = 0.8
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(StepValue, frozen=True):
     seq: Sequence
     count: int
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from engine.core.device import Segment, Step, StepKind, StepResult
 from engine.core.state import EngineState

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState
+from engine.core.value import StepValue
 from engine.lanes.emit import Committed
 from telemetry.record import SeqShare, StepRecord
 
 STEP_LEVEL = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(StepValue, frozen=True):
     """Clock readings of one step in ns, and what the device reported."""
 
     started: int
@@ -25,8 +24,7 @@ class Timing:
     """Time that `shadow_check` took inside the step; it is not the step's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(StepValue, frozen=True):
     """One sequence's part in a step."""
 
     seq: Sequence
