@@ -50,6 +50,11 @@ class Choice(StepValue, frozen=True):
     is_exact: bool = False
     """`most` was chosen by evidence, so an n-gram copy is that long whatever its own window says."""
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether anybody wants to know what the step cost and delivered."""
+        return self.arm is not None or bool(self.gated)
+
 
 class Outcome(StepValue, frozen=True):
     """What a decode step cost and delivered, for whoever decided it."""
@@ -78,12 +83,12 @@ class Router:
 
     def choose(self, engine: EngineState, seqs: Seq[Sequence]) -> Choice:
         wanted = wanted_drafters(engine)
-        reasons = {drafter: refusal(engine, drafter, seqs, wanted) for drafter in ORDER}
-        refusals = tuple((LANE_OF[drafter].value, reason.value) for drafter, reason in reasons.items() if reason)
+        reasons = tuple(refusal(engine, drafter, seqs, wanted) for drafter in ORDER)
+        refusals = _refusals(reasons)
         if not wanted:
             return Choice(None, refusals=refusals, may_run_ahead=True)
         self._note_rung(engine, len(seqs))
-        able = [drafter for drafter in ORDER if reasons[drafter] is None]
+        able = [drafter for drafter, reason in zip(ORDER, reasons, strict=True) if reason is None]
         if not able:
             return Choice(None, refusals=(*refusals, (Lane.PIPELINED, Refusal.SPECULATION)))
         if engine.ctx.levers.text("drafter") == "auto":
@@ -229,6 +234,14 @@ def _offer(levers: LeverState, able: tuple[DrafterName, ...], width: int, room: 
     if DrafterName.NGRAM in able and longest >= 1:
         offer[DrafterName.NGRAM] = tuple(count for count in COPY_COUNTS if count <= longest)
     return offer
+
+
+@cache
+def _refusals(reasons: tuple[Refusal | None, ...]) -> Refusals:
+    """(lane, reason) of the drafters in `ORDER` that were refused."""
+    return tuple(
+        (LANE_OF[drafter].value, reason.value) for drafter, reason in zip(ORDER, reasons, strict=True) if reason
+    )
 
 
 @cache

@@ -100,17 +100,8 @@ class Decode:
             engine, drafted.lane, step, timing, work, rows=rows, width=len(seqs), k=drafted.k, k_reason=drafted.k_reason
         )
         engine.pacer.note_decode(ended - started, returned - drafted_at, drafts=rows - len(seqs))
-        outcome = Outcome(
-            step=step,
-            wall_ns=ended - started,
-            draft_ns=drafted_at - started,
-            emitted=sum(part.committed.emitted for part in work),
-            work=[part.committed for part in work],
-            confidences=[
-                draft.confidences[: part.committed.drafted] for draft, part in zip(drafted.drafts, work, strict=True)
-            ],
-        )
-        self.router.record(engine, choice, outcome)
+        if choice.is_measured:
+            self.router.record(engine, choice, _outcome(step, started, drafted_at, ended, drafted, work))
 
     def _draft(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> Drafted:
         if choice.drafter is None:
@@ -161,3 +152,17 @@ class Decode:
             if seq.status is Status.ACTIVE and not seq.is_finished:
                 make_room(engine, seq, seq.seq_len + 1)
         return [seq for seq in seqs if seq.status is Status.ACTIVE and not seq.is_finished]
+
+
+def _outcome(step: int, started: int, drafted_at: int, ended: int, drafted: Drafted, work: Seq[Work]) -> Outcome:
+    """What a step cost and delivered; times are clock readings in ns."""
+    return Outcome(
+        step=step,
+        wall_ns=ended - started,
+        draft_ns=drafted_at - started,
+        emitted=sum(part.committed.emitted for part in work),
+        work=[part.committed for part in work],
+        confidences=[
+            draft.confidences[: part.committed.drafted] for draft, part in zip(drafted.drafts, work, strict=True)
+        ],
+    )

@@ -55,9 +55,16 @@ def record_step(
         engine.lane = lane
     if engine.ctx.levers.int("trace_level") < STEP_LEVEL:
         return ended
-    drafted = sum(part.committed.drafted for part in work)
-    accepted = sum(part.committed.accepted for part in work)
-    emitted = sum(part.committed.emitted for part in work)
+    drafted = accepted = emitted = prefilled = depth = 0
+    shares = []
+    for part in work:
+        committed, seq = part.committed, part.seq
+        drafted += committed.drafted
+        accepted += committed.accepted
+        emitted += committed.emitted
+        prefilled += part.prefill_tokens
+        depth = max(depth, seq.seq_len)
+        shares.append(committed.share(seq, part.prefill_tokens))
     engine.ctx.telemetry.append(
         StepRecord(
             step_id=step,
@@ -67,7 +74,7 @@ def record_step(
             end_ns=ended,
             width=width,
             rows=rows,
-            prefill_tokens=sum(part.prefill_tokens for part in work),
+            prefill_tokens=prefilled,
             drafted=drafted,
             accepted=accepted,
             bonus=emitted - accepted,
@@ -79,12 +86,12 @@ def record_step(
             refusals=engine.refusals if decoded else (),
             kv_used=engine.pool.used,
             kv_total=engine.pool.num_blocks,
-            depth=max((part.seq.seq_len for part in work), default=0),
+            depth=depth,
             draft_us=(timing.drafted - timing.started) // 1000,
             device_us=timing.device_us or (timing.returned - timing.drafted) // 1000,
             commit_us=(ended - timing.returned) // 1000,
             cached_tokens=cached_tokens,
-            shares=tuple(part.committed.share(part.seq, part.prefill_tokens) for part in work),
+            shares=tuple(shares),
         )
     )
     return ended
