@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -219,7 +219,9 @@ def _pack(records: list[AnyRecord]) -> Batch:
 def _step_tables(steps: list[StepRecord], lookups: _Lookups) -> dict[str, dict[str, bytes]]:
     if not steps:
         return {}
-    columns = dict(zip(StepRecord.__struct_fields__, zip(*map(astuple, steps), strict=True), strict=True))
+    columns: dict[str, Any] = dict(
+        zip(StepRecord.__struct_fields__, zip(*map(astuple, steps), strict=True), strict=True)
+    )
     if min(columns["start_ns"]) < 0 or max(columns["start_ns"]) >= LATEST_NS or max(columns["end_ns"]) >= LATEST_NS:
         raise OverflowError("a time that is none")
     drafted, accepted, shares = (columns[name] for name in ("drafted_at", "accepted_at", "shares"))
@@ -236,7 +238,9 @@ def _step_tables(steps: list[StepRecord], lookups: _Lookups) -> dict[str, dict[s
 def _gate_tables(gates: list[GateRecord], lookups: _Lookups) -> dict[str, dict[str, bytes]]:
     if not gates:
         return {}
-    columns = dict(zip(GateRecord.__struct_fields__, zip(*map(astuple, gates), strict=True), strict=True))
+    columns: dict[str, Any] = dict(
+        zip(GateRecord.__struct_fields__, zip(*map(astuple, gates), strict=True), strict=True)
+    )
     if min(columns["time_ns"]) < 0 or max(columns["time_ns"]) >= LATEST_NS:
         raise OverflowError("a time that is none")
     arms = columns["arms"]
@@ -247,7 +251,7 @@ def _gate_tables(gates: list[GateRecord], lookups: _Lookups) -> dict[str, dict[s
     }
 
 
-def _columns(table: str, values: dict[str, Iterable[Any]], lookups: _Lookups) -> dict[str, bytes]:
+def _columns(table: str, values: Mapping[str, Iterable[Any]], lookups: _Lookups) -> dict[str, bytes]:
     """Raises `OverflowError` or `TypeError` for a value that its column cannot hold."""
     found = {}
     for name, code in TABLES[table].items():
@@ -280,7 +284,7 @@ def _renumbered(batch: Batch, table: str, column: str, lookups: _Lookups) -> byt
     known: Sequence[Any] = getattr(batch, LOOKUPS[table, column])
     code, kind = TABLES[table][column], _KINDS[table][column]
     new = np.frombuffer(array(code, map(lookups.of(table, column).__getitem__, known)), kind)
-    return new[np.frombuffer(batch.tables[table][column], kind)].tobytes()
+    return bytes(new[np.frombuffer(batch.tables[table][column], kind)])
 
 
 def places(lengths: Array) -> Array:

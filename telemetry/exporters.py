@@ -17,11 +17,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 
 from telemetry.batch import Batch
 from telemetry.otel import SpanFactory
-from telemetry.record import AnyRecord, LeverRecord, LoadRecord, RequestRecord, RunRecord
+from telemetry.record import AnyRecord, LeverRecord, LoadRecord, RunRecord
 from telemetry.store import Store
 
-_RARE = (RequestRecord, LeverRecord, LoadRecord)
-"""Records whose spans are stored as SDK spans; lane steps and gate decisions are spans through the view `spans`."""
+_RARE = (LeverRecord, LoadRecord)
+"""Records whose spans are stored as SDK spans; the view `spans` composes those of requests, steps and decisions."""
 _WORKER_CAPACITY = 65_536
 _OTLP_CAPACITY = 16_384
 _OTLP_BATCH = 512

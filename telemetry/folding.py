@@ -21,10 +21,8 @@ def lane_totals(batch: Batch) -> dict[str, LaneTotals]:
         for values in (None, steps["emitted"], steps["prefill_tokens"], spent, steps["drafted"], steps["accepted"])
     ]
     drafted, accepted = (_positions(batch, name, lane) for name in ("drafted_at", "accepted_at"))
-    return {
-        batch.words[code]: LaneTotals(*(values[code] for values in sums), drafted[code], accepted[code])
-        for code in np.unique(lane).tolist()
-    }
+    rows = list(zip(*sums, drafted, accepted, strict=True))
+    return {batch.words[code]: LaneTotals(*rows[code]) for code in np.unique(lane).tolist()}
 
 
 def _positions(batch: Batch, name: str, lane: Array) -> list[list[int]]:
@@ -74,26 +72,23 @@ def request_parts(batch: Batch, plain_ns: Array) -> Iterator[RequestPart]:
     known = spoke[plain_ns[step[spoke]] > 0]
     spent = (end - steps["start_ns"])[step[known]]
 
-    def summed(values: Array, chosen: Array | slice = slice(None)) -> list[float]:
-        return np.bincount(request[chosen], weights=values, minlength=size).tolist()
+    def summed(values: Array, chosen: Array | slice = slice(None)) -> Array:
+        return np.bincount(request[chosen], weights=values, minlength=size)
 
     def last(values: Array, chosen: Array) -> list[int]:
         """Of every request; of two assignments to one place the later one stays."""
         found = np.zeros(size, np.int64)
         found[request[chosen]] = values[step[chosen]]
-        return found.tolist()
+        places: list[int] = found.tolist()
+        return places
 
     every = np.arange(len(request))
-    columns = (
-        last(steps["start_ns"], every[::-1]), last(end, every),
-        *(summed(shares[name]) for name in ("prefill_tokens", "drafted", "accepted", "emitted")),
-        last(end, spoke[::-1]), last(steps["lane"], spoke),
-        summed(spent, known), summed(plain_ns[step[known]] * emitted[known], known),
+    counts = (
+        summed(shares[name]).astype(np.int64).tolist() for name in ("prefill_tokens", "drafted", "accepted", "emitted")
+    )
+    lanes = [batch.words[code] for code in last(steps["lane"], spoke)]
+    return map(
+        RequestPart, batch.requests, last(steps["start_ns"], every[::-1]), last(end, every), *counts,
+        last(end, spoke[::-1]), lanes, summed(spent, known).tolist(),
+        summed(plain_ns[step[known]] * emitted[known], known).tolist(),
     )  # fmt: skip
-    for request_id, started, ended, prefilled, drafted, accepted, tokens, first, lane, decode_ns, plain in zip(
-        batch.requests, *columns, strict=True
-    ):
-        yield RequestPart(
-            request_id, started, ended, int(prefilled), int(drafted), int(accepted), int(tokens), first,
-            batch.words[lane], decode_ns, plain,
-        )  # fmt: skip

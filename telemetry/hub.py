@@ -25,13 +25,12 @@ from telemetry.live import (
     percentiles,
 )
 from telemetry.metrics import Labels, RequestHistograms
-from telemetry.names import Finish
+from telemetry.names import SUCCEEDED
 from telemetry.record import GateRecord, HealthRecord, LeverRecord, RequestRecord, RunRecord, ShadowRecord
 from telemetry.schema import DECODE
 
 __all__ = ["Hub", "LaneTotals", "LiveRequest", "Percentiles", "Subscription", "Window", "percentiles"]
 
-_SUCCEEDED = (Finish.STOP.value, Finish.LENGTH.value, Finish.CANCELLED.value)
 QUANTILE_WINDOW_NS = 60_000_000_000
 _SAMPLES = 8192
 _RUNNING = 4096
@@ -213,7 +212,7 @@ class Hub:
             ("gen_ai_provider_name", "metrale"),
             ("gen_ai_request_model", self.run.model if self.run else ""),
         )
-        failed = record.reason not in _SUCCEEDED
+        failed = record.reason not in SUCCEEDED
         whole = (*labels, ("error_type", record.reason)) if failed else labels
         self.histograms.duration.observe(whole, (record.finished_ns - record.arrived_ns) / 1e9)
         if ttft_ms is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -17,41 +18,74 @@ from telemetry.batch import Batch, BatchError, decode, encode
 _FRAME = struct.Struct("<4sQII")
 _MAGIC = b"MTRJ"
 MOST_BYTES = 64 * 1024 * 1024
+"""Of one of the two files."""
 
 
-def path_of(database: Path) -> Path:
-    return database.with_name(database.name + ".journal")
+def paths_of(database: Path) -> tuple[Path, Path]:
+    """The two files that take turns."""
+    return database.with_name(database.name + ".journal"), database.with_name(database.name + ".journal2")
 
 
 class Journal:
-    """Frames of records, numbered; the database knows the number of the last one that it has."""
+    """Frames of batches, numbered; the database knows the number of the last one that it has.
+
+    There are two files: while the database takes in what one of them holds, new frames go to the other.
+    """
 
     def __init__(self, database: Path) -> None:
-        self._path = path_of(database)
-        self._file: IO[bytes] | None = None
+        self._writing, self._resting = (_File(path) for path in paths_of(database))
 
     @property
     def is_full(self) -> bool:
         """The database is far behind; what comes now is safe only when it gets there."""
-        return self._file is not None and self._file.tell() > MOST_BYTES
+        return self._writing.size > MOST_BYTES
 
     def append(self, number: int, batches: list[Batch]) -> None:
         """Raises `OSError`."""
+        payload = encode(batches)
+        self._writing.append(number, _FRAME.pack(_MAGIC, number, len(payload), zlib.crc32(payload)) + payload)
+
+    def turn(self) -> None:
+        """What was appended so far is about to be committed; what comes now goes to the other file if that is empty."""
+        if self._writing.size and not self._resting.size:
+            self._writing, self._resting = self._resting, self._writing
+
+    def clear(self, through: int) -> None:
+        """Frames up to this number are in the database. Raises `OSError`."""
+        for file in (self._writing, self._resting):
+            if file.size and file.last <= through:
+                file.clear()
+
+    def close(self) -> None:
+        for file in (self._writing, self._resting):
+            file.close()
+
+
+class _File:
+    """One of the two, made when first needed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self.size = 0
+        self.last = 0
+        """Number of its last frame."""
+
+    def append(self, number: int, frame: bytes) -> None:
         if self._file is None:
             self._file = self._path.open("wb", buffering=0)
-        payload = encode(batches)
-        end = self._file.tell()
-        frame = _FRAME.pack(_MAGIC, number, len(payload), zlib.crc32(payload)) + payload
         if self._file.write(frame) != len(frame):
-            self._file.truncate(end)
-            self._file.seek(end)
+            self._file.truncate(self.size)
+            self._file.seek(self.size)
             raise OSError("the journal was written in part only")
+        self.size += len(frame)
+        self.last = number
 
     def clear(self) -> None:
-        """Everything is in the database. Raises `OSError`."""
         if self._file is not None:
             self._file.seek(0)
             self._file.truncate(0)
+        self.size = 0
 
     def close(self) -> None:
         if self._file is not None:
@@ -60,10 +94,15 @@ class Journal:
         self._path.unlink(missing_ok=True)
 
 
-def read(database: Path, after: int) -> Iterator[list[Batch]]:
-    """The batches of an owner that did not close which were not committed; ends at the first damaged frame."""
+def read(database: Path, after: int) -> dict[int, list[Batch]]:
+    """The batches, by number and in order, of an owner that did not close, which were not committed."""
+    return dict(sorted(chain.from_iterable(_frames(path, after) for path in paths_of(database))))
+
+
+def _frames(path: Path, after: int) -> Iterator[tuple[int, list[Batch]]]:
+    """Ends at the first damaged frame."""
     try:
-        data = path_of(database).read_bytes()
+        data = path.read_bytes()
     except OSError:
         return
     at = 0
@@ -75,6 +114,6 @@ def read(database: Path, after: int) -> Iterator[list[Batch]]:
         at += _FRAME.size + length
         if number > after:
             try:
-                yield decode(payload)
+                yield number, decode(payload)
             except BatchError:
                 return

@@ -64,3 +64,7 @@ class Finish(StrEnum):
     ERROR = "error"
     REFUSED = "refused"
     SHUTDOWN = "shutdown"
+
+
+SUCCEEDED = (Finish.STOP, Finish.LENGTH, Finish.CANCELLED)
+"""Every other end of a request is an error in spans and metrics."""

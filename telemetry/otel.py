@@ -14,6 +14,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as ge
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.util.types import Attributes
 
+from telemetry.names import SUCCEEDED
 from telemetry.record import (
     AnyRecord,
     GateRecord,
@@ -30,7 +31,6 @@ _ANNOUNCED = 65_536
 _SAMPLED, _UNSAMPLED = TraceFlags(TraceFlags.SAMPLED), TraceFlags(TraceFlags.DEFAULT)
 _UNSET = Status()
 _SCOPE = InstrumentationScope("metrale")
-_FAILED = frozenset({"error", "stalled", "deadline", "loop"})
 
 # the seventh hex digit of a span id in the run's trace tells what it is; nine digits of a number follow
 RUN, STEP, GATE = "1", "5", "6"
@@ -77,7 +77,7 @@ class SpanFactory:
         trace, root_id = request_ids(self.run.run_id, record)
         root = _context(trace, root_id)
         parent = _context(trace, record.parent_span_id, remote=True) if record.parent_span_id else None
-        failed = record.reason in _FAILED
+        failed = record.reason not in SUCCEEDED
         status = Status(StatusCode.ERROR, record.error or record.reason) if failed else _UNSET
         whole = self._unix(record.arrived_ns), self._unix(record.finished_ns)
         name = f"{record.operation} {self.run.model}".strip()

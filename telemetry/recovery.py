@@ -40,23 +40,23 @@ def settle(connection: Connection, path: Path) -> None:
         )
     if running and pulse is not None:
         _state_gap(connection, max(running), pulse)
-    for left in (beat.path_of(path), journal.path_of(path)):
+    for left in (beat.path_of(path), *journal.paths_of(path)):
         with contextlib.suppress(OSError):
             left.unlink()
 
 
 def _take_journal(connection: Connection, path: Path, pulse: beat.Pulse | None) -> None:
     last = scalar(connection, "SELECT coalesce(max(seq), 0) FROM flushes")
-    frames = list(journal.read(path, last))
+    frames = journal.read(path, last)
     if not frames:
         return
     writer = Writer(connection, pulse.session if pulse else 0)
     running = scalar(connection, "SELECT max(run) FROM runs WHERE state = 'running'")
     if running is not None:
         writer.adopt(context_of(connection, running))
-    batches = [batch for frame in frames for batch in frame]
+    batches = [batch for frame in frames.values() for batch in frame]
     written = pulse.journal_us if pulse else scalar(connection, "SELECT epoch_us(now())")
-    writer.commit(Flush(batches, seq=last + len(frames)), written)
+    writer.commit(Flush(batches, seq=max(frames)), written)
 
 
 def _state_gap(connection: Connection, run: int, pulse: beat.Pulse) -> None:

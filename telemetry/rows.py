@@ -112,7 +112,8 @@ def _batches(lengths: Array, requests: Array, ids: Sequence[str], number: BatchN
     starts = np.cumsum(lengths) - lengths
     sets = (requests[starts[at] : starts[at] + lengths[at]] for at in np.flatnonzero(is_new))
     numbers = np.array([number(tuple(ids[request] for request in chosen)) for chosen in sets], np.uint32)
-    return numbers[np.cumsum(is_new) - 1]
+    found: Array = numbers[np.cumsum(is_new) - 1]
+    return found
 
 
 GateState = tuple[str, str, str]
@@ -192,7 +193,9 @@ def requests(run: int, run_id: str, records: Sequence[RequestRecord], offset_us:
         **_phases_ms(ns, more),
     }
     arrays = {name: pa.array(values, _REQUEST_SCHEMA.field(name).type) for name, values in columns.items()}
-    arrays |= {name: _moments(times, offset_us) for name, times in ns.items()}
+    for name, times in ns.items():
+        never = (times == 0) & (name not in ("arrived", "finished"))
+        arrays[name] = pa.array((times // 1000 + offset_us).astype("datetime64[us]"), mask=never)
     return pa.table([arrays[name] for name in _REQUEST_SCHEMA.names], _REQUEST_SCHEMA)
 
 
@@ -212,10 +215,6 @@ _REQUEST_SCHEMA = pa.schema(
     + [("temperature", pa.float32()), ("top_p", pa.float32()), ("top_k", pa.int32()), ("max_tokens", pa.int32())]
     + [("seed", pa.int64()), ("stream", pa.bool_())]
 )
-
-
-def _moments(ns: Array, offset_us: int) -> pa.Array:
-    return pa.array((ns // 1000 + offset_us).astype("datetime64[us]"), mask=ns == 0)
 
 
 def _phases_ms(ns: dict[str, Array], more: Array) -> dict[str, pa.Array]:

@@ -36,7 +36,7 @@ TABLES: dict[str, str] = {
     "metrics": "Samples of the Prometheus metrics of the server.",
     "losses": "Telemetry that was dropped, by kind, where it was noticed.",
     "flushes": "One batch that the writer committed, and what that cost.",
-    "spans_recorded": "Spans that came through the OpenTelemetry SDK: requests with their phases, loads, levers.",
+    "spans_recorded": "Spans that came through the OpenTelemetry SDK: loads and levers (`spans` composes the others).",
     "step_rollup": "Steps summed by second, lane and width bucket.",
     "position_rollup": "Drafts and acceptances summed by second, lane and draft position.",
     "refusal_rollup": "Steps summed by second, the lane taken, and the lane refused with its reason.",

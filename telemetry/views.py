@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import duckdb
 
+from telemetry.names import SUCCEEDED
+
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -33,12 +35,47 @@ _GATE_ATTRIBUTES = ", ".join(
         "mode", "arm", "reason", "arms", "margin", "losses", "depth", "width_bucket", "tokens_until_probe", "pinned",
     )
 )  # fmt: skip
-# Lane steps and gate decisions are stored once, in their typed tables; their spans are composed when asked for.
-# Requests that run together stay together for many steps, so links are kept once per set of requests.
+_SUCCEEDED = ", ".join(f"'{reason.value}'" for reason in SUCCEEDED)
+# a FLOAT of 0.7 would show as 0.699999988 where the caller sent 0.7
+_REQUEST_ATTRIBUTES = """
+'gen_ai.operation.name', operation, 'gen_ai.provider.name', 'metrale', 'gen_ai.request.model', model,
+'gen_ai.response.model', model, 'gen_ai.response.id', request_id, 'gen_ai.response.finish_reasons', [reason],
+'gen_ai.request.temperature', temperature::VARCHAR::DOUBLE, 'gen_ai.request.top_p', top_p::VARCHAR::DOUBLE,
+'gen_ai.request.top_k', top_k, 'gen_ai.request.max_tokens', max_tokens, 'gen_ai.request.seed', seed,
+'gen_ai.request.stream', stream, 'gen_ai.usage.input_tokens', prompt_tokens,
+'gen_ai.usage.output_tokens', output_tokens, 'gen_ai.usage.cache_read.input_tokens', cached_tokens,
+'metrale.drafted', drafted, 'metrale.accepted', accepted, 'metrale.preemptions', preemptions,
+'metrale.prefill.chunks', prefill_chunks, 'gen_ai.conversation.id', nullif(conversation_id, ''),
+'metrale.ttft_s', ttft_ms / 1000, 'metrale.tpot_s', tpot_ms / 1000
+"""
+# Requests, lane steps and gate decisions are stored once, in their typed tables; their spans are composed when asked
+# for. Requests that run together stay together for many steps, so links are kept once per set of requests.
 _SPANS = f"""
 SELECT trace_id, span_id, parent_span_id, name, kind, start, dur_us::BIGINT AS dur_us, status, attributes, events,
   links, run
-FROM spans_recorded
+FROM spans_recorded WHERE name = 'lever.set' OR starts_with(name, 'engine.')
+UNION ALL
+SELECT q.trace_id, q.span_id, parent_span_id, trim(operation || ' ' || model), 'SERVER', arrived,
+  greatest(0, epoch_us(finished) - epoch_us(arrived)), CASE WHEN reason IN ({_SUCCEEDED}) THEN 'UNSET' ELSE 'ERROR' END,
+  json_merge_patch('{{}}', json_object({_REQUEST_ATTRIBUTES},
+    'error.type', CASE WHEN reason NOT IN ({_SUCCEEDED}) THEN reason END), coalesce(by_lane, '{{}}'))::VARCHAR,
+  '[]', [], q.run
+FROM requests q JOIN runs r USING (run) LEFT JOIN (
+  SELECT request_no, json_merge_patch(json_group_object('metrale.tokens.' || lane, tokens),
+    json_group_object('metrale.steps.' || lane, steps)) AS by_lane
+  FROM request_lanes GROUP BY request_no) USING (request_no)
+WHERE sampled
+UNION ALL
+SELECT trace_id, left(sha256(span_id || '/' || phase.name), 16), span_id, phase.name, 'INTERNAL', phase.start,
+  greatest(0, epoch_us(phase."end") - epoch_us(phase.start)), 'UNSET',
+  CASE phase.name WHEN 'prefill' THEN json_object('metrale.prefill.chunks', prefill_chunks) ELSE '{{}}' END::VARCHAR,
+  '[]', [], run
+FROM (SELECT *, unnest([
+    {{'name': 'queue', 'start': arrived, 'end': coalesce(admitted, finished)}},
+    {{'name': 'prefill', 'start': admitted, 'end': coalesce(prefill_end, first_token, finished)}},
+    {{'name': 'decode', 'start': coalesce(prefill_end, first_token), 'end': finished}}]) AS phase
+  FROM requests WHERE sampled)
+WHERE phase.start IS NOT NULL
 UNION ALL
 SELECT trace_id, span_base || '1000000000', '', 'engine.run', 'INTERNAL', started,
   epoch_us(coalesce(ended, last_record, heartbeat, started)) - epoch_us(started), 'UNSET',

@@ -151,9 +151,8 @@ def _ingest(options: TelemetryOptions, result: BenchResult, directory: Path, pro
         "ingest_resident_mb_growth_of_second_half": max(half[-5:], default=0.0) - max(half[:5], default=0.0),
         "ingest_resident_mb_highest": max(resident, default=0.0),
     }
-    result.notes.append(
-        f"ingest: resident MB every {_RESIDENT_EVERY_S:g} s: {' '.join(f'{mb:.0f}' for mb in resident)}"
-    )
+    samples = " ".join(f"{megabytes:.0f}" for megabytes in resident)
+    result.notes.append(f"ingest: resident MB every {_RESIDENT_EVERY_S:g} s: {samples}")
     if lost or not caught_up:
         result.notes.append(f"ingest: lost {lost}, caught up: {caught_up}")
 

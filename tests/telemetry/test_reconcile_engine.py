@@ -84,7 +84,7 @@ def play(requests: int, seed: int) -> Played:
             deadline_ms=rng.choice((0, 0, 0, 60)),
         )
         if rng.random() < 0.1:
-            bench.cancel(f"r{rng.randint(0, number)}")
+            bench.cancel(f"r{rng.randint(max(0, number - IN_FLIGHT), number)}")
         if rng.random() < 0.2:
             name = rng.choice(sorted(LEVERS))
             bench.set(name, rng.choice(LEVERS[name]))

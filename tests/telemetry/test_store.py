@@ -373,7 +373,7 @@ def test_the_journal_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch
         time.sleep(0.2)
         store.put(pack(StepStream().take(30)))
         time.sleep(0.5)
-        waiting = [batch for frame in journal.read(store.path, 0) for batch in frame]
+        waiting = [batch for frame in journal.read(store.path, 0).values() for batch in frame]
         assert sum(batch.rows("steps") for batch in waiting) == 30
     finally:
         released.set()
@@ -386,11 +386,39 @@ def test_a_journal_that_ends_in_the_middle_of_a_frame_gives_what_came_before(tmp
     writing = journal.Journal(path)
     writing.append(1, pack([run_record()]))
     writing.append(2, pack(StepStream().take(5)))
-    data = journal.path_of(path).read_bytes()
+    file, _ = journal.paths_of(path)
+    data = file.read_bytes()
     for cut in (len(data), len(data) - 1, len(data) // 2, 3, 0):
-        journal.path_of(path).write_bytes(data[:cut])
-        got = list(journal.read(path, 0))
+        file.write_bytes(data[:cut])
+        got = journal.read(path, 0)
         assert len(got) == (2 if cut == len(data) else 1 if cut > 300 else 0)
-    journal.path_of(path).write_bytes(data[:-5] + b"wrong")
-    assert len(list(journal.read(path, 0))) == 1
-    assert list(journal.read(path, 1)) == []
+    file.write_bytes(data[:-5] + b"wrong")
+    assert list(journal.read(path, 0)) == [1]
+    assert journal.read(path, 1) == {}
+
+
+def test_what_comes_during_a_commit_stays_in_the_journal_and_what_was_committed_leaves_it(tmp_path: Path) -> None:
+    path, stream = tmp_path / "m.duckdb", StepStream()
+    writing = journal.Journal(path)
+
+    def append(*numbers: int) -> None:
+        for number in numbers:
+            writing.append(number, pack(stream.take(5)))
+
+    append(1, 2)
+    writing.turn()
+    append(3)
+    assert list(journal.read(path, 0)) == [1, 2, 3]
+    writing.clear(2)
+    assert list(journal.read(path, 0)) == [3]
+    writing.turn()
+    append(4)
+    writing.turn()  # the commit of 3 failed, and is tried again with 4
+    append(5)
+    assert list(journal.read(path, 0)) == [3, 4, 5]
+    writing.clear(4)
+    assert list(journal.read(path, 0)) == [4, 5]  # 4 shares its file with 5 and the database knows that it has it
+    writing.turn()
+    append(6)
+    writing.clear(6)
+    assert journal.read(path, 0) == {}
