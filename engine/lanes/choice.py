@@ -41,7 +41,7 @@ class Choice(StepValue, frozen=True):
     """Drafts at most."""
     refusals: tuple[tuple[str, str], ...] = ()
     may_run_ahead: bool = False
-    """No speculation is configured for this batch."""
+    """No speculation is configured for this batch, or it decodes plainly for now."""
     gated: str = ""
     """The value of the lever `drafter` whose gate decided, also when it said no."""
     pinned: Pin | None = None
@@ -120,9 +120,8 @@ class Router:
         offer = self._offer(engine, able, seqs, pinned)
         match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in offer else 0
         arm = arbiter.choose(offer, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
-        return Choice(
-            arm.drafter, arm.drafts, (*refusals, *_not_chosen(tuple(able), arm.drafter)), arm=arm, is_exact=True
-        )
+        refusals = (*refusals, *_not_chosen(tuple(able), arm.drafter))
+        return Choice(arm.drafter, arm.drafts, refusals, may_run_ahead=arm.drafter is None, arm=arm, is_exact=True)
 
     def _offer(
         self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], pinned: GateReason | None
@@ -188,8 +187,9 @@ class Router:
         if gate.take_fresh_decision() is Decision.DISABLE_MTP:
             engine.ctx.device.sync_secondary()
         if arm is Arm.PLAIN:
-            refusals = (*refusals, *_not_chosen(tuple(able), None))
-            return Choice(None, refusals=refusals, gated=name, pinned=pinned)
+            ahead = engine.ctx.device.facts.runs_ahead
+            refusals = (*refusals, *_not_chosen(tuple(able), None, ahead))
+            return Choice(None, refusals=refusals, may_run_ahead=ahead, gated=name, pinned=pinned)
         if len(able) == 1:
             return Choice(able[0], levers.int("num_drafts"), refusals, gated=name, pinned=pinned)
         longer = self._longer_draft(engine, seqs[0])
@@ -245,11 +245,11 @@ def _refusals(reasons: tuple[Refusal | None, ...]) -> Refusals:
 
 
 @cache
-def _not_chosen(able: tuple[DrafterName, ...], chosen: DrafterName | None) -> Refusals:
-    """Why the lanes of the others, and the pipelined one, do not run."""
+def _not_chosen(able: tuple[DrafterName, ...], chosen: DrafterName | None, runs_ahead: bool = False) -> Refusals:
+    """Why the lanes of the others, and the pipelined one where it cannot, do not run."""
     reason = Refusal.GATE if chosen is None else Refusal.NOT_CHOSEN
     rest = tuple((LANE_OF[drafter].value, reason.value) for drafter in able if drafter is not chosen)
-    return rest if chosen else (*rest, (Lane.PIPELINED.value, Refusal.SPECULATION.value))
+    return rest if chosen or runs_ahead else (*rest, (Lane.PIPELINED.value, Refusal.SPECULATION.value))
 
 
 def entry_pin_tokens(engine: EngineState) -> int:

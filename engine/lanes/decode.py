@@ -56,7 +56,11 @@ class Decode:
         choice = self.router.choose(engine, seqs)
         if choice.drafter is None and choice.may_run_ahead and self._run_ahead(engine, choice, seqs):
             return Flow.PROCEED
-        pipeline.settle(engine)
+        if engine.flight is not None:
+            pipeline.settle(engine)
+            seqs = [seq for seq in seqs if not seq.is_finished]
+            if choice.arm is not None and seqs:  # what was in flight may have opened or closed a match
+                choice = self.router.choose(engine, seqs)
         seqs = self._with_room(engine, seqs)
         if seqs:
             self._step(engine, choice, seqs)
@@ -70,7 +74,9 @@ class Decode:
             return False
         if engine.flight is None:
             seqs = self._with_room(engine, seqs)
-        pipeline.pipelined(engine, seqs)
+        landed = pipeline.pipelined(engine, seqs)
+        if landed is not None and choice.is_measured:
+            self.router.record(engine, choice, _landed(landed))
         return True
 
     def _step(self, engine: EngineState, choice: Choice, seqs: list[Sequence]) -> None:
@@ -166,3 +172,10 @@ def _outcome(step: int, started: int, drafted_at: int, ended: int, drafted: Draf
             draft.confidences[: part.committed.drafted] for draft, part in zip(drafted.drafts, work, strict=True)
         ],
     )
+
+
+def _landed(landed: pipeline.Landed) -> Outcome:
+    """The same of a step that ran ahead."""
+    committed = [part.committed for part in landed.work]
+    emitted = sum(part.emitted for part in committed)
+    return Outcome(landed.step, landed.wall_ns, 0, emitted, committed, [() for _ in committed])

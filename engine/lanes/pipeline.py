@@ -6,9 +6,12 @@ and the block reserved for them goes back. Output is byte-identical to the plain
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 from engine.core.device import DeviceError, Segment, Step, StepKind
 from engine.core.sequence import Sequence
 from engine.core.state import EngineState, Flight
+from engine.core.value import StepValue
 from engine.lanes.chain import needs_chain, plan_ahead
 from engine.lanes.emit import commit
 from engine.lanes.run import decode_segment, fail, stalled
@@ -27,15 +30,26 @@ def refuses(engine: EngineState) -> Refusal | None:
     return None
 
 
-def pipelined(engine: EngineState, seqs: list[Sequence]) -> None:
-    """Launch the step after the one in flight, then read that one and emit its tokens. `seqs` have room for one."""
+class Landed(StepValue, frozen=True):
+    """A step that was read: what it cost, and what each sequence got."""
+
+    step: int
+    wall_ns: int
+    work: Seq[Work]
+
+
+def pipelined(engine: EngineState, seqs: list[Sequence]) -> Landed | None:
+    """Launch the step after the one in flight, then read that one and emit its tokens. `seqs` have room for one.
+
+    None when the device failed."""
     flight = engine.flight or _launch(engine, [(seq, decode_segment(engine, seq)) for seq in seqs])
     if flight is None:
-        return
+        return None
     engine.flight = None
     ahead = _launch(engine, _segments_ahead(engine, flight))
-    _read(engine, flight)
+    landed = _read(engine, flight)
     engine.flight = ahead
+    return landed
 
 
 def settle(engine: EngineState) -> None:
@@ -89,17 +103,17 @@ def _launch(engine: EngineState, rows: list[tuple[Sequence, Segment]]) -> Flight
     return Flight(step, seqs, engine.ctx.clock.now_ns())
 
 
-def _read(engine: EngineState, flight: Flight) -> None:
+def _read(engine: EngineState, flight: Flight) -> Landed | None:
     """Collect a flight and emit the tokens of those still there; rows of ended sequences are over-run."""
     started = max(flight.launched_ns, engine.last_read_ns)
     try:
         result = engine.ctx.device.collect()
     except DeviceError as error:
         fail(engine, flight.seqs, str(error))
-        return
+        return None
     returned = engine.last_read_ns = engine.ctx.clock.now_ns()
     if stalled(engine, flight.seqs, flight.launched_ns):
-        return
+        return None
     work = [
         Work(seq, commit(engine, seq, sampled, Lane.PIPELINED, flight.step.step_id))
         for seq, sampled in zip(flight.seqs, result.sampled, strict=True)
@@ -108,3 +122,4 @@ def _read(engine: EngineState, flight: Flight) -> None:
     engine.pacer.note_decode(returned - started, returned - started)
     timing = Timing(started, started, returned, result.device_us)
     record_step(engine, Lane.PIPELINED, flight.step.step_id, timing, work, rows=flight.step.rows, width=len(work))
+    return Landed(flight.step.step_id, returned - started, work)

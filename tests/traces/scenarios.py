@@ -141,6 +141,15 @@ def gate_probe_switch_and_back() -> Workbench:
     return bench.run()
 
 
+def gate_plain_runs_ahead() -> Workbench:
+    """A gate that decodes plainly runs ahead; a probe reads what is in flight first."""
+    device = head(max_context=1024, num_blocks=600, runs_ahead=True, accuracy=lambda position, at: False)
+    device.costs = Costs(step=1000, row=2000, draft=500)
+    bench = Workbench(device, drafter="mtp", spec_entry_pin_tokens=0)
+    bench.submit("a", max_tokens=400)
+    return bench.run()
+
+
 def entry_pin() -> Workbench:
     """The gate believes in plain decoding, yet the first answer tokens of a new reply run the verify arm."""
     device = head(max_context=1024, num_blocks=600, accuracy=lambda position, at: False)
@@ -251,6 +260,7 @@ SCENARIOS: dict[str, Callable[[], Workbench]] = {
         dflash_single,
         dflash_batched,
         gate_probe_switch_and_back,
+        gate_plain_runs_ahead,
         entry_pin,
         preempt_requeue,
         spill_out_and_in,

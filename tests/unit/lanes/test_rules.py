@@ -10,9 +10,17 @@ from engine.core.device import DeviceError, Draft, DrafterName, DraftItem
 from engine.lanes.park import choose_victim
 from engine.protocol.commands import Shutdown, Switches
 from engine.protocol.events import Delta, LeverChanged, Snapshot
-from telemetry.record import GateRecord, LeverRecord, RungRecord, ShadowRecord
+from telemetry.record import GateRecord, LeverRecord, RungRecord, ShadowRecord, StepRecord
 from tests.fakes.bench import Workbench
-from tests.fakes.scripted_device import EOS, THINKING_SPECIAL, ScriptedDevice, cyclic_next, hashed_next, vocabulary
+from tests.fakes.scripted_device import (
+    EOS,
+    THINKING_SPECIAL,
+    Costs,
+    ScriptedDevice,
+    cyclic_next,
+    hashed_next,
+    vocabulary,
+)
 
 MTP = frozenset({DrafterName.MTP})
 
@@ -396,6 +404,22 @@ def test_a_row_that_needs_the_host_is_not_run_ahead() -> None:
     bench.run()
     assert "host_sampling" in refusals(bench, "pipelined")
     assert bench.sink.steps("pipelined")
+
+
+def test_what_auto_decodes_plainly_runs_ahead_and_says_the_same() -> None:
+    replies = []
+    for runs_ahead in (False, True):
+        device = ScriptedDevice(runs_ahead=runs_ahead, drafters=MTP, max_context=1024, num_blocks=300)
+        device.accuracy = lambda position, at: False
+        device.costs = Costs(step=1000, row=2000, draft=500)
+        bench = Workbench(device, drafter="auto")
+        bench.submit("a", max_tokens=300)
+        bench.run()
+        replies.append([token.id for token in bench.tokens("a")])
+        lanes = {step.lane for step in bench.sink.records if isinstance(step, StepRecord)}
+        assert ("pipelined" in lanes, "plain" in lanes) == (runs_ahead, not runs_ahead)
+    assert replies[0] == replies[1]
+    assert bench.sink.steps("mtp")
 
 
 # Prompts
