@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from engine.core.value import StepValue
 from engine.model.config import ModelConfig
 from engine.model.kv import PagedKV
 
@@ -46,8 +47,11 @@ class Batch:
     """Run only these layers (self-speculation); None: all. Skipped layers write no KV."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostBatch:
+Place = torch.Tensor | int
+"""Where a token is on the device: a 0-d int64 tensor, or a number in the ring of a backend that keeps one."""
+
+
+class HostBatch(StepValue, frozen=True):
     """A batch as plain numbers, before anything is on a device. Fields as in `Batch`."""
 
     tokens: Sequence[int]
@@ -59,8 +63,8 @@ class HostBatch:
     greedy: bool = False
     taps: tuple[int, ...] = ()
     layers: tuple[int, ...] | None = None
-    previous: tuple[tuple[int, torch.Tensor], ...] = ()
-    """Rows whose token is a 0-d int64 tensor on the device instead of the one in `tokens`."""
+    previous: tuple[tuple[int, Place], ...] = ()
+    """Rows whose token is on the device already instead of in `tokens`."""
     draft_skips: tuple[int, ...] | None = None
     """Per segment the blocks at the beginning of its table that a draft head does not read, where one follows."""
 
@@ -68,7 +72,9 @@ class HostBatch:
         """The same in tensors on `device`."""
         tokens = torch.tensor(self.tokens, device=device)
         if self.previous:
-            tokens[[row for row, _ in self.previous]] = torch.stack([token for _, token in self.previous])
+            tokens[[row for row, _ in self.previous]] = torch.stack(
+                [torch.as_tensor(token) for _, token in self.previous]
+            )
         counts = zip(self.starts, self.row_offsets, self.row_offsets[1:], strict=False)
         positions = [position for start, at, end in counts for position in range(start, start + end - at)]
         widest = max(len(table) for table in self.block_tables)
@@ -94,8 +100,7 @@ class Arrival(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
+class Behind(StepValue, frozen=True):
     """Where a draft head finds the step that it follows."""
 
     rows: int
@@ -105,8 +110,7 @@ class Behind:
     """Where its drafts go."""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(StepValue, frozen=True):
     argmax: torch.Tensor
     """int64 `[len(logit_rows)]`: first index of the largest float32 logit."""
     logits: torch.Tensor | None
@@ -116,6 +120,8 @@ class Output:
     caller copies it before the next `run`: a backend may reuse the memory."""
     arrival: Arrival | None = None
     """Of a backend that brings `argmax` to the host by itself."""
+    places: Sequence[Place] = ()
+    """Of such a backend: where on the device each token is."""
     behind: Behind | None = None
     """Of a step with `draft_skips`."""
 

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-import torch
-
 from engine.core.device import DeviceError, Segment, Step
-from engine.model.backend import HostBatch
+from engine.model.backend import HostBatch, Place
 
 
 def batch_of(
     step: Step,
-    last_sampled: Mapping[int, torch.Tensor],
+    last_sampled: Mapping[int, Place],
     greedy: bool,
     taps: tuple[int, ...] = (),
     draft_skips: tuple[int, ...] | None = None,
 ) -> HostBatch:
-    """The batch of a step; `last_sampled` holds each sequence's newest token as a 0-d tensor on the device.
+    """The batch of a step; `last_sampled` says where each sequence's newest token is on the device.
 
     Raises `DeviceError` where `from_previous` has nothing to feed.
     """
     segments = step.segments
     offsets = (0, *accumulate(len(segment.tokens) for segment in segments))
-    chained = [
-        (offset, segment.seq) for offset, segment in zip(offsets, segments, strict=False) if segment.from_previous
-    ]
-    missing = [seq for _, seq in chained if seq not in last_sampled]
-    if missing:
-        raise DeviceError(f"sequence {missing[0]} has no sampled token to continue from: feed its token instead")
+    previous: list[tuple[int, Place]] = []
+    for offset, segment in zip(offsets, segments, strict=False):
+        if segment.from_previous:
+            if segment.seq not in last_sampled:
+                raise DeviceError(
+                    f"sequence {segment.seq} has no sampled token to continue from: feed its token instead"
+                )
+            previous.append((offset, last_sampled[segment.seq]))
     return HostBatch(
         tokens=[token for segment in segments for token in segment.tokens],
         row_offsets=offsets,
@@ -38,7 +38,7 @@ def batch_of(
         logit_rows=_planned_rows(segments, offsets),
         greedy=greedy,
         taps=taps,
-        previous=tuple((offset, last_sampled[seq]) for offset, seq in chained),
+        previous=tuple(previous),
         draft_skips=draft_skips,
     )
 

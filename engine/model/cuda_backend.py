@@ -15,7 +15,7 @@ import torch
 
 from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, Behind, HostBatch, Output, Progress
 from engine.model.config import ModelConfig
-from engine.model.cuda.inputs import DRAFT_WORDS, RING, Arrival
+from engine.model.cuda.inputs import DRAFT_WORDS, RING, Arrivals, TapeArrival
 from engine.model.cuda.packing import pack
 from engine.model.cuda.tiling import fits
 from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
@@ -63,7 +63,6 @@ class CudaBackend:
         entries = _table_entries(config, kv, max(chosen))
         self.graphs = StepGraphs(builder, self.device, widths=chosen, pdl=early, table_entries=entries)
         self._cursor = self._stamp = 0
-        self._ring_at = self.buffers.ring.data_ptr()
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Compile and capture every step that a chat can need."""
@@ -81,7 +80,6 @@ class CudaBackend:
             )
         )  # fmt: skip
 
-    @torch.inference_mode()
     def run_host(self, batch: HostBatch) -> Output:
         rows = StepRows(batch, self.kv.block_size, self.kv.num_blocks)
         total, widest = len(batch.tokens), self.graphs.widths[-1]
@@ -92,6 +90,8 @@ class CudaBackend:
             torch.cat([part.argmax for part in parts]),
             None if batch.greedy else torch.cat([part.logits for part in parts if part.logits is not None]),
             torch.cat([part.hidden for part in parts if part.hidden is not None]) if batch.taps else None,
+            Arrivals(tuple(part.arrival for part in parts if part.arrival is not None)),
+            [place for part in parts for place in part.places],
         )
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -130,23 +130,23 @@ class CudaBackend:
         if batch.draft_skips is not None:
             behind = Behind(key.rows, stamp, self.reserve(DRAFT_WORDS * 2 * key.rows))
             header += [len(batch.starts), 1, behind.drafts_at]
-        sources, copies = self._sources(batch, begin, end)
+        sources = self._sources(batch, begin, end)
         inputs.write(header, rows.columns(begin, end, sources, range(count) if joined else (), batch), rows.tables)
-        for row, token in copies:
-            inputs.tokens[row].copy_(token)
         self.graphs.get(key).replay()
-        logits, arrivals = self.buffers.logits[: len(wanted)], ((cursor, len(wanted)),)
+        logits = None
         if not joined:
             logits = self._heads(wanted, cursor, stamp, batch)
+        elif not batch.greedy:
+            logits = self.buffers.logits[: len(wanted)]
         hidden = None
         if batch.taps:
             hidden = torch.stack([self.buffers.streams[tap + 1, :count] for tap in batch.taps], 1)
         argmax = self.buffers.ring[cursor : cursor + len(wanted)]
-        arrival = Arrival(self.buffers.tape, stamp, arrivals)
-        return Output(argmax, None if batch.greedy else logits, hidden, arrival, behind)
+        arrival = TapeArrival(self.buffers.tape, stamp, cursor, len(wanted))
+        return Output(argmax, logits, hidden, arrival, range(cursor, cursor + len(wanted)), behind)
 
-    def _heads(self, wanted: list[int], cursor: int, stamp: int, batch: HostBatch) -> torch.Tensor:
-        """The LM head of some rows of the step that just ran, in passes."""
+    def _heads(self, wanted: list[int], cursor: int, stamp: int, batch: HostBatch) -> torch.Tensor | None:
+        """The LM head of some rows of the step that just ran, in passes; logits unless only the argmax is wanted."""
         if batch.layers is not None:
             raise BackendUnavailable("a step with fewer layers must want the logits of all its rows")
         limit = self.buffers.logits.shape[0]
@@ -160,21 +160,21 @@ class CudaBackend:
             passes.append(self.buffers.logits[: len(some)])
             if len(wanted) > limit and not batch.greedy:
                 passes[-1] = passes[-1].clone()
-        return passes[0] if len(passes) == 1 else torch.cat(passes) if passes else self.buffers.logits[:0]
+        return None if batch.greedy else torch.cat(passes) if passes else self.buffers.logits[:0]
 
-    def _sources(self, batch: HostBatch, begin: int, end: int) -> tuple[list[int], list[tuple[int, torch.Tensor]]]:
-        """Per row where in the ring its token is, or -1; and tokens that lie elsewhere on the device."""
+    def _sources(self, batch: HostBatch, begin: int, end: int) -> list[int]:
+        """Per row where in the ring its token is, or -1."""
         sources = [-1] * (end - begin)
-        copies = []
-        for row, token in batch.previous:
-            if not begin <= row < end:
-                continue
-            offset = token.data_ptr() - self._ring_at
-            if 0 <= offset < self.buffers.ring.nbytes:
-                sources[row - begin] = offset // 8
-            else:
-                copies.append((row - begin, token))
-        return sources, copies
+        for row, place in batch.previous:
+            if begin <= row < end:
+                sources[row - begin] = place if isinstance(place, int) else self._placed(place)
+        return sources
+
+    def _placed(self, token: torch.Tensor) -> int:
+        """Bring a token from elsewhere on the device into the ring."""
+        place = self.reserve(1)
+        self.buffers.ring[place].copy_(token)
+        return place
 
 
 class StepRows:

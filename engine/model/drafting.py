@@ -12,6 +12,9 @@ from engine.core.device import DeviceError, Draft, DrafterName, DraftItem, Segme
 from engine.model.backend import Behind, HostBatch, Output
 from engine.model.heads import DraftHead, FollowingHead, HeadItem, HeadRows, HiddenRing
 
+FOLLOWED_STEPS = 8
+"""Steps without an ask after which a head is no longer followed: it works in the host's shadow, but not for nothing."""
+
 
 @dataclass(slots=True)
 class _Ahead:
@@ -28,8 +31,10 @@ class _Kept:
 
     head: DraftHead
     rings: dict[int, HiddenRing] = field(default_factory=dict)
-    asked: dict[int, int] = field(default_factory=dict)
-    """Drafts per sequence of the last ask; the step after it is followed."""
+    count: int = 0
+    """Drafts of the last ask."""
+    unasked: int = FOLLOWED_STEPS
+    """Steps since then."""
     ahead: _Ahead | None = None
 
     def ring(self, seq: int) -> HiddenRing:
@@ -45,8 +50,10 @@ class _Kept:
 
 
 class Drafting:
-    """The heads of one device. A head may follow (`FollowingHead`): a verify whose drafts it made is then followed, on
-    the device, by taking in what was accepted and by the next drafts, which are there when they are asked for."""
+    """The heads of one device.
+
+    A head may follow (`FollowingHead`): while it is asked for drafts, every step is followed, on the device, by taking
+    in what was accepted and by the next drafts, which are there when they are asked for."""
 
     def __init__(self, heads: Sequence[DraftHead], device: torch.device) -> None:
         self._kept = {head.drafter: _Kept(head) for head in heads}
@@ -65,13 +72,13 @@ class Drafting:
                 continue
             for segment in step.segments:
                 kept.settle(segment.seq, segment.start)
-            asked, kept.asked = kept.asked, {}
             kept.ahead = None
-            if greedy and skips is None and self._can_follow(kept, asked, step):
+            kept.unasked += 1
+            if greedy and skips is None and self._can_follow(kept, step):
                 head = cast(FollowingHead, kept.head)
                 skips = tuple(head.skip(kept.rings[segment.seq].kv_start) for segment in step.segments)
                 places = {segment.seq: (at, segment) for at, segment in enumerate(step.segments)}
-                kept.ahead = _Ahead(_UNPLACED, max(asked.values()), places)
+                kept.ahead = _Ahead(_UNPLACED, kept.count, places)
             else:
                 taps.update(kept.head.taps)
         return tuple(sorted(taps)), skips
@@ -88,11 +95,12 @@ class Drafting:
 
     def draft(self, drafter: DrafterName, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         kept = self._kept[drafter]
+        kept.count, kept.unasked = max(item.count for item in items), 0
         made: list[Draft | None] = [self._made_ahead(kept, item, conf_min) for item in items]
         rest = [at for at, draft in enumerate(made) if draft is None]
-        for at, draft in zip(rest, self._propose(kept, [items[at] for at in rest], conf_min), strict=True):
-            made[at] = draft
-        kept.asked = {item.seq: item.count for item in items}
+        if rest:
+            for at, draft in zip(rest, self._propose(kept, [items[at] for at in rest], conf_min), strict=True):
+                made[at] = draft
         return [draft or Draft() for draft in made]
 
     def oldest(self, seq: int) -> int:
@@ -106,7 +114,6 @@ class Drafting:
     def forget(self, seq: int) -> None:
         for kept in self._kept.values():
             kept.rings.pop(seq, None)
-            kept.asked.pop(seq, None)
             if kept.ahead is not None:
                 kept.ahead.segments.pop(seq, None)
 
@@ -126,19 +133,21 @@ class Drafting:
         for name, state in bundle["rings"].items():
             self._kept[DrafterName(name)].rings[seq] = HiddenRing.from_state(state, self._device)
 
-    def _can_follow(self, kept: _Kept, asked: Mapping[int, int], step: Step) -> bool:
+    def _can_follow(self, kept: _Kept, step: Step) -> bool:
+        """Whether the head may follow, has been asked lately, and has taken in everything before the step."""
         follows = getattr(kept.head, "follows", None)
-        return (
-            follows is not None
-            and all(
-                segment.seq in asked
-                and len(segment.rows) == len(segment.tokens)
-                and not segment.from_previous
-                and kept.rings[segment.seq].is_absorbed_to(segment.start)
-                for segment in step.segments
-            )
-            and follows([len(segment.tokens) for segment in step.segments])
-        )
+        if follows is None or kept.unasked > FOLLOWED_STEPS:
+            return False
+        for segment in step.segments:
+            ring = kept.rings.get(segment.seq)
+            if (
+                ring is None
+                or len(segment.rows) != len(segment.tokens)
+                or segment.from_previous
+                or not ring.is_absorbed_to(segment.start)
+            ):
+                return False
+        return bool(follows([len(segment.tokens) for segment in step.segments]))
 
     def _made_ahead(self, kept: _Kept, item: DraftItem, conf_min: float) -> Draft | None:
         ahead = kept.ahead
@@ -158,6 +167,7 @@ class Drafting:
         keep = min(item.count, low)
         return Draft(tuple(found.ids[:keep]), tuple(found.chances[:keep]))
 
+    @torch.inference_mode()
     def _propose(self, kept: _Kept, items: Sequence[DraftItem], conf_min: float) -> list[Draft]:
         earlier: list[HeadRows] = []
         ready: dict[int, HeadItem] = {}

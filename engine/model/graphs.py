@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -30,8 +30,7 @@ class Captured:
     replay: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class GraphKey:
+class GraphKey(NamedTuple):
     rows: int
     context: int
     """Positions that may be read; 0 for a head alone."""

@@ -75,6 +75,7 @@ class CudaMTPHead:
         self._graphs.compile(kinds_of(self._launches(key) for key in self._planned()))
         for key in self._planned():
             self._get(key)
+        self._warm_up()
 
     def extend(self, rows: Sequence[HeadRows]) -> None:
         """Absorb rows without drafting."""
@@ -117,6 +118,12 @@ class CudaMTPHead:
     def followed(self, behind: Behind, segment: int, count: int) -> Followed:
         """Wait for what `follow` drafted."""
         return Followed(*self._read(behind, segment, min(count, MOST_DRAFTS)))
+
+    def _warm_up(self) -> None:
+        """Draft once from nothing: torch loads its kernels at first use, which takes tens of milliseconds."""
+        rows = torch.stack([self._backend.buffers.streams[tap, :1] for tap in self.taps], 1).clone()
+        hidden = torch.cat((rows, rows))
+        self.propose([HeadItem(0, 2, 0, HeadRows(0, 0, hidden, (0, 0), [0], 0), [0], 1)], 0.0)
 
     def _absorb(self, runs: Sequence[HeadRows], sequences: int, count: int) -> Behind:
         """Bring rows and their next tokens to the device, take them in, and draft."""

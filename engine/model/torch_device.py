@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +22,13 @@ from engine.core.device import (
     Draft,
     DrafterName,
     DraftItem,
+    RowPlan,
     Sampled,
     Step,
     StepResult,
 )
-from engine.model.backend import Arrival, Backend, Output
+from engine.core.value import StepValue
+from engine.model.backend import Backend, HostBatch, Output, Place
 from engine.model.batching import batch_of, check_step
 from engine.model.drafting import Drafting
 from engine.model.heads import DraftHead
@@ -40,13 +41,15 @@ _IN_FLIGHT = 2
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+_Reader = Callable[[], tuple[list[Sampled], int]]
+"""Waits for the tokens of a step's planned rows, and the microseconds that the device reports, 0 where it does not."""
+
+
+class _Pending(StepValue, frozen=True):
     """A step whose work is queued."""
 
     step: Step
-    read: Callable[[], tuple[list[Sampled], int]]
-    """Waits for the tokens of its planned rows, and the microseconds that the device reports, 0 where it does not."""
+    read: _Reader
     device_us: int
     """How long it took to queue, which on a CPU is all of it."""
 
@@ -65,7 +68,7 @@ class TorchDevice:
     ) -> None:
         self._backend = backend
         self._drafting = Drafting(heads, backend.device)
-        self._last: dict[int, torch.Tensor] = {}
+        self._last: dict[int, Place] = {}
         self._spilled = SpillStore(spill_bytes)
         self._layers = draft_layers(backend.config)
         self._brings_tokens = bool(getattr(backend, "brings_tokens", False))
@@ -74,6 +77,8 @@ class TorchDevice:
         self._newest: Future[Any] | None = None
         """The last work given to the thread."""
         self.facts = self._describe(name, max_rows)
+        if self._brings_tokens:
+            self._warm_up()
 
     def forward(self, step: Step) -> StepResult:
         if self._flying:
@@ -107,7 +112,9 @@ class TorchDevice:
             return []
         if drafter is DrafterName.SELF:
             return self._do(lambda: draft_with_layers(self._backend, self._layers, items, conf_min))
-        return self._do(lambda: self._drafting.draft(drafter, items, conf_min))
+        with _as_device_error("drafting failed"):
+            self._settle()
+            return self._drafting.draft(drafter, items, conf_min)
 
     def saved_hidden(self, seq: int) -> int:
         self._settle()
@@ -173,7 +180,6 @@ class TorchDevice:
             named_only=frozenset(head.drafter for head in heads if _is_slow(head, backend)),
         )
 
-    @torch.inference_mode()
     def _run(self, step: Step) -> _Pending:
         began = time.perf_counter_ns()
         facts = self.facts
@@ -181,21 +187,51 @@ class TorchDevice:
         greedy = all(is_plain_greedy(plan) for segment in step.segments for plan in segment.rows)
         taps, skips = self._drafting.plan(step, greedy)
         batch = batch_of(step, self._last, greedy, taps, skips)
-        brought = self._brings_tokens and greedy and bool(batch.logit_rows)
-        clock = _DeviceClock() if self._backend.device.type == "cuda" and not brought else None
-        output = self._backend.run_host(batch)
-        self._drafting.keep(step, batch, output)
-        if brought and output.arrival is not None:
-            self._remember(step, output.argmax)
-            read = _reader(output.arrival)
+        if self._brings_tokens and greedy and batch.logit_rows:
+            read = self._run_greedy(step, batch)
         else:
-            rows = _sample(step, output)
-            self._remember(step, rows.tokens)
-            read = _copied(rows, clock)
+            read = self._run_sampled(step, batch)
         return _Pending(step, read, (time.perf_counter_ns() - began) // 1000)
 
-    def _remember(self, step: Step, tokens: torch.Tensor) -> None:
-        """Keep each sequence's newest token for `from_previous`."""
+    def _run_greedy(self, step: Step, batch: HostBatch) -> _Reader:
+        """A step whose tokens come to the host by themselves."""
+        output = self._backend.run_host(batch)
+        self._drafting.keep(step, batch, output)
+        self._remember(step, output.places)
+        arrival = output.arrival
+
+        def read() -> tuple[list[Sampled], int]:
+            tokens, device_us = arrival.wait() if arrival is not None else ([], 0)
+            return [Sampled(token) for token in tokens], device_us
+
+        return read
+
+    @torch.inference_mode()
+    def _run_sampled(self, step: Step, batch: HostBatch) -> _Reader:
+        """A step whose tokens are chosen here and copied to the host."""
+        clock = _DeviceClock() if self._backend.device.type == "cuda" else None
+        output = self._backend.run_host(batch)
+        self._drafting.keep(step, batch, output)
+        rows = _sample(step, output)
+        self._remember(step, rows.tokens)
+        host = _to_host(rows.tokens)
+        if clock is not None:
+            clock.stop()
+
+        def read() -> tuple[list[Sampled], int]:
+            device_us = 0 if clock is None else clock.wait_us()
+            return rows.to_host(host.tolist()), device_us
+
+        return read
+
+    @torch.inference_mode()
+    def _warm_up(self) -> None:
+        """Sample once from nothing: torch loads its kernels at first use, which takes tens of milliseconds."""
+        logits = torch.zeros(1, self.facts.vocab_size, device=self._backend.device)
+        sample_rows(logits, logits.argmax(-1), [RowPlan(1.0, 40, 0.9, 0.05, 0.5, top_logprobs=1)])
+
+    def _remember(self, step: Step, tokens: torch.Tensor | Sequence[Place]) -> None:
+        """Keep where each sequence's newest token is, for `from_previous`."""
         end = 0
         for segment in step.segments:
             end += len(segment.rows)
@@ -211,7 +247,7 @@ class TorchDevice:
         last = self._last.get(seq)
         bundle = {
             "kv": self._backend.kv.gather(blocks),
-            "last": -1 if last is None else int(last),
+            "last": int(last) if isinstance(last, torch.Tensor) else -1,
             **self._drafting.bundle(seq, blocks),
         }
         if not self._spilled.put(seq, bundle):
@@ -253,29 +289,6 @@ class _DeviceClock:
     def wait_us(self) -> int:
         self._end.synchronize()
         return int(self._begin.elapsed_time(self._end) * 1000)
-
-
-def _reader(arrival: Arrival) -> Callable[[], tuple[list[Sampled], int]]:
-    """Reads the tokens of greedy rows, which come by themselves."""
-
-    def read() -> tuple[list[Sampled], int]:
-        tokens, device_us = arrival.wait()
-        return [Sampled(token) for token in tokens], device_us
-
-    return read
-
-
-def _copied(rows: SampledRows, clock: _DeviceClock | None) -> Callable[[], tuple[list[Sampled], int]]:
-    """Starts to copy the tokens to the host; reads them when the GPU's clock, if any, has stopped."""
-    host = _to_host(rows.tokens)
-    if clock is not None:
-        clock.stop()
-
-    def read() -> tuple[list[Sampled], int]:
-        device_us = 0 if clock is None else clock.wait_us()
-        return rows.to_host(host.tolist()), device_us
-
-    return read
 
 
 def _to_host(tokens: torch.Tensor) -> torch.Tensor:

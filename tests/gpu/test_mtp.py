@@ -32,7 +32,7 @@ VOCAB = 4
 CONFIG = tiny_config(
     max_context=96, vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_heads=2, num_kv_heads=1
 )
-"""In float32 on a GPU too: random heads are so unsure that rounding to bf16 would choose for them."""
+"""In float32 on a GPU too (with products in tf32): random heads are so unsure that bf16 would choose for them."""
 
 
 def _head_file(seed: int = 3) -> HeadFile:
@@ -77,7 +77,7 @@ def test_drafts_are_those_of_the_head_in_plain_torch() -> None:
     assert [draft.tokens for draft in ours] == [draft.tokens for draft in theirs]
     assert [len(draft.tokens) for draft in ours] == [4, 3]
     for mine, other in zip(ours, theirs, strict=True):
-        assert mine.confidences == pytest.approx(other.confidences, rel=1e-3)
+        assert mine.confidences == pytest.approx(other.confidences, rel=0.02 if GPU else 1e-3)
 
 
 def test_many_rows_are_taken_in_before_the_newest_is_drafted_from() -> None:
