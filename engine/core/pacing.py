@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-STRETCH = 2.5
+STRETCH = 2.75
 """The bar is 3, p99 over p99; the rest is for the jitter of the machine."""
 USUAL = 0.9
 KEPT = 64
@@ -57,7 +57,8 @@ class RowCost:
         self._cost += SLOW * dearer
         self._variance = (1 - SLOW) * (self._variance + SLOW * ahead * ahead)
         self._covariance = (1 - SLOW) * (self._covariance + SLOW * ahead * dearer)
-        old, self.far = self.far, max(self._covariance / (self._variance + SPREAD * SPREAD), 0.0)
+        slope = self._covariance / (self._variance + SPREAD * SPREAD)
+        old, self.far = self.far, min(max(slope, 0.0), self._cost / max(self._position, 1.0))
         level = self.near + (old - self.far) * position
         self.near = level + QUICK * (cost - self.far * position - level)
 

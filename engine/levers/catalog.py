@@ -102,7 +102,7 @@ _ALL: Final = (
           "Kernels whose row results do not depend on how many rows run together."),
     _bool("always_mixed", "ALWAYS_MIXED", True, _SCHED, "Fuse prefill chunks into decode steps."),
     _int("mixed_slice_tokens", "MIXED_SLICE_TOKENS", 0, 8192, -1, _SCHED,
-         "Cap of a fused chunk; 0 is no cap, auto fills 2.5 times the usual gap between deliveries.", unit="tokens",
+         "Cap of a fused chunk; 0 is no cap, auto fills 2.75 times the usual gap between deliveries.", unit="tokens",
          none_word="auto"),
     _int("max_prefill_tokens", "MAX_PREFILL_TOKENS", 16, 8192, 512, _SCHED, "Prompt tokens per prefill chunk.", unit="tokens"),
     _int("admit_watermark", "KV_ADMIT_WATERMARK", 1, 1_000_000, -1, _SCHED,
