@@ -30,7 +30,6 @@ class Scheduler:
         """Do one step of work for everyone; False when there was nothing to do and the caller may sleep."""
         engine = self.engine
         engine.tick += 1
-        engine.did_mixed_step = False
         plan(engine)
         engine.saves_hidden = wanted_drafters(engine) & engine.ctx.device.facts.drafters & HEADS
         for lane in self.lanes:

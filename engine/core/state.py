@@ -40,7 +40,6 @@ class EngineState:
     step: int = 0
     """Id of the last device step."""
     sequences: int = 0
-    did_mixed_step: bool = False
     flight: Flight | None = None
     last_read_ns: int = 0
     """When the last pipelined step was read; the next one's time begins no earlier."""

@@ -48,7 +48,7 @@ class Decode:
 
     def __call__(self, engine: EngineState) -> Flow:
         seqs = [seq for seq in engine.queues.active if not seq.is_finished]
-        if engine.did_mixed_step or not seqs:
+        if not seqs:
             return Flow.PROCEED
         if engine.flight is not None and list(engine.flight.seqs) != seqs:
             pipeline.settle(engine)

@@ -38,7 +38,8 @@ def start_prefills(engine: EngineState) -> Flow:
 
 
 def continue_prefills(engine: EngineState) -> Flow:
-    """Advance prompts by one step of at most `max_prefill_tokens`, mixed with decode rows when there are any."""
+    """Advance prompts by one step of at most `max_prefill_tokens`, mixed with decode rows when there are any: such a
+    step was everybody's decode step, so it drops the lanes after it."""
     if not engine.queues.prefilling or _must_wait(engine):
         return Flow.PROCEED
     settle(engine)
@@ -46,10 +47,9 @@ def continue_prefills(engine: EngineState) -> Flow:
     if not chunks:
         return Flow.PROCEED
     decoding = _decoding(engine) if engine.ctx.levers.flag("always_mixed") else []
-    chunks = [chunk for chunk in chunks if chunk.seq.status is Status.PREFILLING]
-    _step(engine, chunks, decoding)
-    engine.did_mixed_step = bool(decoding)
-    return Flow.PROCEED
+    did_mixed_step = bool(decoding)
+    _step(engine, [chunk for chunk in chunks if chunk.seq.status is Status.PREFILLING], decoding)
+    return Flow.SKIP_REST if did_mixed_step else Flow.PROCEED
 
 
 def _step(engine: EngineState, chunks: list[Chunk], decoding: list[Sequence]) -> None:
