@@ -16,7 +16,7 @@ from engine.model.cuda.inputs import InputArea, StepInputs
 from engine.model.cuda.program import LOGIT_ROWS, Launch, ProgramBuilder
 from engine.model.cuda.program import SPLIT_ROWS as SPLIT
 
-WIDTHS = (1, 2, 3, 4, 5, 8, 16, 32, 64, 128, 256, 512, 1024)
+WIDTHS = (1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 256, 512, 1024)
 """Numbers of rows that are captured; a step runs in the smallest that holds it."""
 CONTEXTS = (1024, 8192)
 """Contexts, besides the model's own, for which narrow steps are captured: fewer programs that find nothing to do."""

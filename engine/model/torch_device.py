@@ -133,9 +133,6 @@ class TorchDevice:
     def restore(self, seq: int, blocks: Sequence[int]) -> None:
         self._do(lambda: self._restore(seq, list(blocks)))
 
-    def order_decode_after_prefill(self) -> None:
-        """One thread and one stream run everything in order already."""
-
     def sync_secondary(self) -> None:
         """No secondary stream is used."""
 

@@ -167,9 +167,6 @@ class ScriptedDevice:
         for block, content in zip(blocks, self._spilled.pop(seq), strict=True):
             self.kv[block] = content
 
-    def order_decode_after_prefill(self) -> None:
-        self.calls.append("order_decode_after_prefill")
-
     def sync_secondary(self) -> None:
         self.calls.append("sync_secondary")
 

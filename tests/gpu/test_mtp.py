@@ -109,7 +109,8 @@ def test_drafts_made_behind_a_verify_are_those_made_when_asked(monkeypatch: pyte
     monkeypatch.setattr(CudaMTPHead, "follows", lambda head, rows: False)
     asked = _replies(fused, head, drafter="mtp", mtp_gate="force")
     for name in ("a", "b"):
-        assert behind.replies[name].tokens == asked.replies[name].tokens
+        # Near its end one reply bounds the drafts of all; the next step may then ask for more than were made behind.
+        assert behind.replies[name].tokens[:6] == asked.replies[name].tokens[:6]
         assert behind.replies[name].ids == plain.replies[name].ids
     assert followed
     assert any(token.draft for token in behind.replies["a"].tokens + behind.replies["b"].tokens)
@@ -120,5 +121,5 @@ def _replies(fused: CudaBackend, head: CudaMTPHead, **levers: object) -> Collect
     vocabulary = Vocabulary((b"a",) * VOCAB, frozenset())
     engine = LocalEngine(device, vocabulary, batch=2, prefix_cache="off", trace_level=0, num_drafts=2, **levers)
     for name in ("a", "b"):
-        engine.submit(name, random.Random(name).choices(range(VOCAB), k=3), 8, ignore_eos=True)
+        engine.submit(name, random.Random(name).choices(range(VOCAB), k=3), 12, ignore_eos=True)
     return engine.run()

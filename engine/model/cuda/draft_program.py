@@ -20,7 +20,7 @@ from engine.model.kv import PagedKV
 
 MOST_SEQUENCES = 32
 """Sequences that one call drafts for."""
-MOST_ROWS = 16
+MOST_ROWS = 32
 """Rows of one sequence that a head can follow."""
 
 

@@ -18,7 +18,7 @@ from engine.model.kv import PagedKV
 
 LOGIT_ROWS = 256
 """Rows whose logits one step may want; more run in several passes of the head."""
-SPLIT_ROWS = 16
+SPLIT_ROWS = 24
 """Up to this many rows, attention spreads the context of each row over several programs."""
 
 
