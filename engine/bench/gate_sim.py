@@ -45,18 +45,24 @@ def time_of(trace: Trace, arm: ArmKey) -> float:
 
 def gate_time(trace: Trace, gate: Gate, arm: ArmKey) -> float:
     """Nanoseconds under the gate; the first speculative step after a plain one is a bootstrap: one token."""
+    drafting = trace.plain_ns * trace.draft * arm.drafts
+    plain_at = (trace.plain_ns * trace.verify[:, 0]).tolist()
+    bootstrap_at = (trace.plain_ns * trace.verify[:, 0] + drafting).tolist()
+    verify_at = (trace.plain_ns * trace.verify[:, arm.drafts] + drafting).tolist()
+    emitted_at, depth_at, width_at = (
+        (1 + trace.accepted[:, arm.drafts]).tolist(), trace.depth.tolist(), trace.width.tolist()
+    )  # fmt: skip
     at, wall, pending = 0.0, 0.0, False
     while at < trace.length:
         position = int(at)
-        width = int(trace.width[position])
-        gate.maybe_remeasure(int(trace.depth[position]), width)
-        gate.note_depth(int(trace.depth[position]))
+        width, depth = width_at[position], depth_at[position]
+        gate.maybe_remeasure(depth, width)
+        gate.note_depth(depth)
         if gate.next_step() is Arm.PLAIN:
-            step, tokens, pending = trace.step_ns(position, PLAIN)[0], 1.0, False
+            step, tokens, pending = plain_at[position], 1.0, False
             gate.record_decode(int(step), width)
         else:
-            step = trace.step_ns(position, arm, bootstrap=not pending)[0]
-            tokens = trace.emitted(position, arm) if pending else 1.0
+            step, tokens = (verify_at[position], emitted_at[position]) if pending else (bootstrap_at[position], 1.0)
             pending = True
             gate.record_verify_step(int(step), round(tokens * width), width)
         gate.take_fresh_decision()

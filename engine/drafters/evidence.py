@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import deque
+from dataclasses import dataclass, field
 from enum import Enum, auto
+from statistics import median
 from typing import Final
 
 from telemetry.names import GateReason
 from telemetry.record import GateRecord
 
 NEW_WINDOW_WEIGHT: Final = 0.3
+DRIFT: Final = 1e-4
+"""Relative variance that an estimate gains with every token that passes: 16 % after a probe's 256."""
+HICCUP: Final = 2.5
+USUAL_STEPS: Final = 9
+LEAST_USUAL: Final = 3
 DEVIATION_SHARE: Final = 0.5
 DEPTH_FLOOR: Final = 512
 DEPTH_FACTOR: Final = 2.0
@@ -20,25 +28,57 @@ DEAREST_STEP: Final = 0.5
 
 
 @dataclass(slots=True)
+class Usual:
+    """What an arm's steps took of late; a hiccup of the machine hits whichever arm runs and says nothing of it."""
+
+    walls: deque[int] = field(default_factory=lambda: deque(maxlen=USUAL_STEPS))
+
+    def without_hiccup(self, wall_ns: int) -> int:
+        """`wall_ns`, but no more than a few times the median of late: what lasts becomes the median."""
+        most = HICCUP * median(self.walls) if len(self.walls) >= LEAST_USUAL else math.inf
+        self.walls.append(wall_ns)
+        return int(min(wall_ns, most))
+
+
+@dataclass(slots=True)
 class Window:
     """Steps of one arm that are not folded into its estimate yet."""
 
     steps: int = 0
     tokens: int = 0
     wall_ns: int = 0
+    _tokens_squared: float = 0.0
+    _walls_squared: float = 0.0
+    _products: float = 0.0
 
     def add(self, wall_ns: int, tokens: int) -> None:
         self.steps += 1
         self.tokens += tokens
         self.wall_ns += wall_ns
+        self._tokens_squared += tokens * tokens
+        self._walls_squared += wall_ns * wall_ns
+        self._products += tokens * wall_ns
 
     def merge(self, other: Window) -> None:
         self.steps += other.steps
         self.tokens += other.tokens
         self.wall_ns += other.wall_ns
+        self._tokens_squared += other._tokens_squared
+        self._walls_squared += other._walls_squared
+        self._products += other._products
 
     def clear(self) -> None:
         self.steps = self.tokens = self.wall_ns = 0
+        self._tokens_squared = self._walls_squared = self._products = 0.0
+
+    @property
+    def noise(self) -> float:
+        """Relative variance of one step's tokens around what the rate says of its wall time."""
+        if self.steps < 2 or not self.tokens or not self.wall_ns:
+            return 0.0
+        rate = self.tokens / self.wall_ns
+        residual = self._tokens_squared - 2 * rate * self._products + rate * rate * self._walls_squared
+        return max(0.0, residual) * self.steps**2 / (self.steps - 1) / self.tokens**2
 
     @property
     def rate(self) -> float:
@@ -55,19 +95,41 @@ class Estimate:
     deviation: float = 0.0
     age_tokens: int = 0
     stale: bool = False
+    _variance: float = 0.0
+    """Relative, of the rate."""
+    _noise: float = -1.0
+    """Relative variance of a step; negative: no window yet."""
 
     @property
     def is_fresh(self) -> bool:
         return self.rate is not None and not self.stale
 
-    def fold(self, rate: float, *, replace: bool) -> None:
-        """Take a window in. The first, a probe's and a stale arm's window replace what was believed."""
-        if replace or self.rate is None or self.stale:
-            self.rate = rate
-            self.deviation /= 2
+    def take(self, window: Window, *, replace: bool) -> None:
+        """Fold a window in by what it is worth: few steps of uneven length or luck say little."""
+        noise = window.noise
+        self._noise = noise if self._noise < 0 else self._noise + NEW_WINDOW_WEIGHT * (noise - self._noise)
+        self.fold(window.rate, replace=replace, variance=self._noise / window.steps if window.steps else 0.0)
+
+    def fold(self, rate: float, *, replace: bool, variance: float = 0.0) -> None:
+        """Believe `rate`, whose relative variance is `variance`, as far as it is surer than what was believed.
+
+        Where it is sure, the first, a probe's and a stale arm's window replace, and another weighs three tenths."""
+        if self.rate is None or self.stale:
+            if self.rate is None:
+                self.deviation = rate * math.sqrt(variance)
+            else:
+                self.deviation /= 2
+            self.rate, self._variance = rate, variance
         else:
-            self.rate += NEW_WINDOW_WEIGHT * (rate - self.rate)
-            self.deviation += NEW_WINDOW_WEIGHT * (abs(rate - self.rate) - self.deviation)
+            before = self._variance + DRIFT * self.age_tokens
+            weight = before / (before + variance) if variance else 1.0
+            weight = weight if replace else min(weight, NEW_WINDOW_WEIGHT)
+            self.rate += weight * (rate - self.rate)
+            self._variance = (1 - weight) ** 2 * before + weight**2 * variance
+            if replace:
+                self.deviation /= 2
+            else:
+                self.deviation += NEW_WINDOW_WEIGHT * (abs(rate - self.rate) - self.deviation)
         self.stale = False
         self.age_tokens = 0
 

@@ -19,6 +19,7 @@ from engine.drafters.evidence import (
     Estimate,
     Explanation,
     Urgency,
+    Usual,
     Window,
     is_other_depth,
     width_bucket,
@@ -28,11 +29,13 @@ from telemetry.names import GateReason
 
 SETTLE_STEPS: Final = 16
 SHORTEST_WINDOW: Final = 8
-PROBE_SHARE: Final = 0.01
+PROBE_SHARE: Final = 0.006
 """Share of wall time that probes may lose."""
-PROBE_CAP_TOKENS: Final = 20.0
+PROBE_CAP_TOKENS: Final = 16.0
 SUSPECT: Final = 0.9
 RIVAL: Final = 0.75
+TELLING_STEPS: Final = 4
+"""An unfinished probe of fewer steps says nothing about what the next one will lose."""
 
 
 class Arm(StrEnum):
@@ -114,7 +117,9 @@ class Gate:
         self.losses = 0
         self.budget = Budget(PROBE_SHARE, PROBE_CAP_TOKENS)
         self._arms = {arm: Estimate(arm.value) for arm in Arm}
+        self._usual = {arm: Usual() for arm in Arm}
         self._window = Window()
+        self._windows_since_probe = 1
         self._is_probing = False
         self._probe_due = True
         self._other_measured_since_loss = True
@@ -210,6 +215,7 @@ class Gate:
         if self._settle_left:
             self._settle_left -= 1
             return
+        wall_ns = self._usual[arm].without_hiccup(wall_ns)
         self._window.add(wall_ns, tokens)
         self._pay(wall_ns, tokens)
         if self._is_window_done():
@@ -240,28 +246,35 @@ class Gate:
         if self._is_probing:
             self._end_probe(estimate)
         elif self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
-            estimate.fold(self._window.rate, replace=False)
+            estimate.take(self._window, replace=False)
+            self._windows_since_probe += 1
             self._suspect()
         self._window.clear()
         self._arbitrate()
 
     def _suspect(self) -> None:
-        """Measure the other arm anew when the running one has lost pace since they were compared.
+        """Measure the other arm anew when the running one has lost or gained pace since they were compared.
 
-        Either the machine slowed down for both or this arm got worse; only a probe can tell."""
-        current, other = self._current.rate, self._other.rate
-        if current and other and current < SUSPECT * self._rate_at_probe and other > current * RIVAL:
-            self._probe_due = True
+        The machine changed for both or the text for this arm; only a probe can tell."""
+        current, other, before = self._current.rate, self._other.rate, self._rate_at_probe
+        if not current or not other or not before:
+            return
+        has_slowed = current < SUSPECT * before and other > RIVAL * current
+        has_sped_up = current > before / SUSPECT and self._other_share > RIVAL
+        self._probe_due = self._probe_due or has_slowed or has_sped_up
 
     def _end_probe(self, estimate: Estimate) -> None:
         """Pay, and take the window in; one cut short is added to until it is long enough to count."""
         self.budget.spend(self._probe_lost_ns)
         self._is_probing = self._probe_due = False
+        self._windows_since_probe = 0
         self._unfinished.merge(self._window)
         if self._unfinished.steps >= min(SHORTEST_WINDOW, self.settings.window):
-            estimate.fold(self._unfinished.rate, replace=True)
+            estimate.take(self._unfinished, replace=True)
             self._unfinished.clear()
             self._other_measured_since_loss = True
+            # Ahead, but by less than the margin: to measure again costs next to nothing, not to know costs for ever.
+            self._probe_due = (estimate.rate or 0.0) > (self._current.rate or 0.0)
             self._rate_at_probe = self._current.rate or 0.0
             self._other_share = (estimate.rate or 0.0) / self._rate_at_probe if self._rate_at_probe else 1.0
         estimate.age_tokens = 0
@@ -314,8 +327,9 @@ class Gate:
         return self.settings.refresh_tokens * max(self._bucket, 1)
 
     def _may_probe(self) -> bool:
-        """A stale or unmeasured running arm finishes a window first; a probe must be due and paid for."""
-        if not self._current.is_fresh:
+        """A stale or unmeasured running arm finishes a window first, and any does after a probe that it did not lose;
+        a probe must be due and paid for."""
+        if not self._current.is_fresh or not (self._windows_since_probe or self.losses):
             return False
         return (self._probe_due or self._other.age_tokens >= self._interval()) and self._missing_ns() <= 0
 
@@ -327,7 +341,7 @@ class Gate:
         if self._other.stale:
             # Rates of another regime are of another scale; how the arms compared is the better guess.
             other = current * self._other_share
-        if self._unfinished.steps:
+        if self._unfinished.steps >= TELLING_STEPS:
             other = min(other, self._unfinished.rate)
         step_ns = max(self._bucket, 1) * 1e9 / other
         return max(0.0, SHORTEST_WINDOW * step_ns * (1 - other / current))
@@ -355,7 +369,7 @@ class Gate:
         if self._is_probing:
             return
         if self._window.steps >= SHORTEST_WINDOW:
-            self._current.fold(self._window.rate, replace=False)
+            self._current.take(self._window, replace=False)
         self._window.clear()
         self._is_probing = True
         self._probe_lost_ns = 0.0

@@ -122,6 +122,45 @@ def test_probes_never_lose_more_than_their_budget(machines: list[tuple[int, int,
             assert gate.budget.saved_ns >= -(first_lost + most_cap / 2 + worst_overrun)
 
 
+class Accounting(Gate):
+    """A gate that keeps what every step took and what it was charged as part of a probe."""
+
+    def __init__(self, levers: GateSettings) -> None:
+        super().__init__(levers)
+        self.steps: list[tuple[int, float]] = []
+        self.most_cap = 0.0
+
+    def _pay(self, wall_ns: int, tokens: int) -> None:
+        is_first = self._other.rate is None
+        before = self._probe_lost_ns if self._is_probing else 0.0
+        super()._pay(wall_ns, tokens)
+        charged = self._probe_lost_ns - before if self._is_probing and not is_first else 0.0
+        self.steps.append((wall_ns, charged))
+        self.most_cap = max(self.most_cap, self.budget.cap_ns)
+
+
+@settings(max_examples=25, deadline=None)
+@given(STRETCHES, SETTINGS)
+def test_in_no_window_do_probes_cost_more_than_their_budget(stretches: list[Stretch], levers: GateSettings) -> None:
+    """Over any stretch of steps: the share of its time, one and a half caps, and the step with which a probe ended."""
+    gate = Accounting(levers)
+    for stretch in stretches:
+        for _ in range(stretch.steps):
+            gate.maybe_remeasure(stretch.depth, stretch.width)
+            gate.note_depth(stretch.depth)
+            if gate.next_step() is Arm.PLAIN:
+                gate.record_decode(stretch.plain_ms * MS, stretch.width)
+            else:
+                gate.record_verify_step(stretch.verify_ms * MS, (1 + stretch.accepted) * stretch.width, stretch.width)
+    dearest = max((charged for _, charged in gate.steps), default=0.0)
+    owed = most_owed = 0.0
+    for wall_ns, charged in gate.steps:
+        # The largest sum of a stretch that ends here, as in the maximum-subarray problem.
+        owed = max(0.0, owed + charged - gate.budget.share * wall_ns)
+        most_owed = max(most_owed, owed)
+    assert most_owed <= 1.5 * gate.most_cap + dearest + 1
+
+
 @given(st.lists(st.tuples(st.integers(1, 10**9), st.floats(0, 1e9)), max_size=60))
 def test_a_purse_never_holds_more_than_its_cap_and_never_grows_by_spending(moves: list[tuple[int, float]]) -> None:
     budget = Budget(share=0.01, cap_tokens=16)
