@@ -1,8 +1,11 @@
-"""A tiny mapped file beside the database that survives `kill -9`: how many records were received, and when last."""
+"""A tiny file beside the database that survives `kill -9`: how many records were received, and when last.
+
+It is written, not mapped: on a full disk or a file that became read-only a store into a mapping ends the process.
+"""
 
 from __future__ import annotations
 
-import mmap
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +42,14 @@ def read(database: Path) -> Pulse | None:
 
 
 class Beat:
-    """Written at every put, for less than a microsecond; without a file it does nothing."""
+    """Written at every put, for about a microsecond; where that fails it does nothing."""
 
     def __init__(self, database: Path, session: int) -> None:
         self._path = path_of(database)
         self._session = session
-        self._map: mmap.mmap | None = None
+        self._file: int | None = None
         try:
-            with self._path.open("w+b") as file:
-                file.truncate(_LAYOUT.size)
-                self._map = mmap.mmap(file.fileno(), _LAYOUT.size)
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         except OSError:
             return
         self.write(0, session)
@@ -56,17 +57,22 @@ class Beat:
 
     def write(self, accepted: int, time_us: int) -> None:
         """Records were received."""
-        if self._map is not None:
-            _RECEIVED.pack_into(self._map, 0, _MAGIC, self._session, accepted, time_us)
+        self._put(_RECEIVED.pack(_MAGIC, self._session, accepted, time_us), 0)
 
     def safe(self, time_us: int) -> None:
         """What was received up to `time_us` will be there after a kill."""
-        if self._map is not None:
-            _SAFE.pack_into(self._map, _RECEIVED.size, time_us)
+        self._put(_SAFE.pack(time_us), _RECEIVED.size)
 
     def close(self) -> None:
         """The owner ended in order: nothing is missing, so the file goes."""
-        if self._map is not None:
-            self._map.close()
-            self._map = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
             self._path.unlink(missing_ok=True)
+
+    def _put(self, data: bytes, at: int) -> None:
+        if self._file is not None:
+            try:
+                os.pwrite(self._file, data, at)
+            except OSError:
+                pass  # the journal and the database meet the same trouble, and say it

@@ -59,6 +59,8 @@ def open_owned(path: Path, memory_mb: int = MEMORY_MB) -> Connection:
         # a checkpoint stalls the writer; at 100,000 records a second the default of 16 MB means one every second
         connection.execute("SET wal_autocheckpoint = '64MB'")
         # a failed query must not be able to fill the disk, and spilling is never needed for our own writes
+        # what a large transaction needed goes back to the system, or it counts as ours for ever
+        connection.execute("SET allocator_flush_threshold = '16MB'")
         connection.execute(f"SET memory_limit = '{memory_mb}MB'")
         connection.execute(f"SET threads = {max(1, min(4, os.cpu_count() or 1))}")
         lock_down(connection)

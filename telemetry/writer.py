@@ -25,7 +25,7 @@ from telemetry.record import (
     TokenRecord,
 )
 
-_KEYS_KEPT = 65_536
+_KEYS_KEPT = 16_384
 
 
 @dataclass(slots=True)

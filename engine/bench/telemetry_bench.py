@@ -34,12 +34,14 @@ from telemetry.store import Store
 from telemetry.views import VIEWS
 
 Progress = Callable[[str], None]
+TROUBLES = ("disk full", "file read-only", "file replaced", "collector down", "collector slow")
 _LENGTH = struct.Struct("<II")
 _CHUNK = 5_000
 _RESIDENT_EVERY_S = 2.0
 _FOREVER = Retention(0, 0)
-PARTS = ("record", "idle", "ingest", "file", "kill", "cost")
-"""`cost` needs a model and is left out without one."""
+PARTS = ("record", "idle", "ingest", "file", "kill", "cost", "trouble")
+DECODING = ("cost", "trouble")
+"""Parts that decode with a model, and are left out without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,17 @@ class TelemetryOptions:
     rounds: int = 5
     model: Path | None = None
     pairs: int = 20
+    """Alternating replies of `cost`, and of each kind of `trouble`."""
+    troubles: tuple[str, ...] = TROUBLES
 
 
 def bench_telemetry(options: TelemetryOptions = TelemetryOptions(), progress: Progress = print) -> BenchResult:
     """Run the chosen parts and say what each measured."""
     result = BenchResult("telemetry")
-    parts = {"record": _record, "idle": _idle, "ingest": _ingest, "file": _file, "kill": _kill, "cost": _cost}
+    parts = {
+        "record": _record, "idle": _idle, "ingest": _ingest, "file": _file, "kill": _kill, "cost": _cost,
+        "trouble": _trouble,
+    }  # fmt: skip
     for name in options.parts:
         progress(f"telemetry: {name}")
         with tempfile.TemporaryDirectory() as directory:
@@ -266,6 +273,16 @@ def _cost(options: TelemetryOptions, result: BenchResult, directory: Path, progr
     measure(options.model, directory, result, options.pairs)
 
 
+def _trouble(options: TelemetryOptions, result: BenchResult, directory: Path, progress: Progress) -> None:
+    """Decode throughput while the database or the collector is in trouble, against healthy replies in turn."""
+    if options.model is None:
+        result.notes.append("trouble: left out, since no model was named")
+        return
+    from engine.bench.telemetry_trouble import measure
+
+    measure(options.model, directory, result, options.pairs, options.troubles, progress)
+
+
 def victim(path: Path) -> None:
     """Record 5,000 records a second until killed."""
     store = Store(path, retention=_FOREVER)
@@ -286,6 +303,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--trouble", action="append", choices=TROUBLES)
     parser.add_argument("--path", type=Path, default=Path("victim.duckdb"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -296,8 +314,9 @@ def main() -> None:
     else:
         parts = PARTS if args.part == "all" else (args.part,)
         options = TelemetryOptions(
-            parts, args.seconds, args.rate, args.steps, args.kills, model=args.model, pairs=args.pairs
-        )
+            parts, args.seconds, args.rate, args.steps, args.kills, model=args.model, pairs=args.pairs,
+            troubles=tuple(args.trouble or TROUBLES),
+        )  # fmt: skip
         result = bench_telemetry(options, lambda line: print(line, file=sys.stderr))
         print(result.to_json().decode() if args.json else result.text())
 

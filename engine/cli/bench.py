@@ -102,22 +102,26 @@ def gate(traces: int, workers: int, as_json: bool) -> None:
     _print(bench_gate(traces, workers, _note), as_json)
 
 
-@bench.command(epilog="Example: metrale bench telemetry --seconds 10 --steps 500000 --kills 20")
-@click.option("--part", "parts", multiple=True, help="record, idle, ingest, file or kill; default: all.")
+@bench.command(epilog="Example: metrale bench telemetry --part ingest --seconds 10")
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--part", "parts", multiple=True, help="Only this part; may be repeated. Default: all.")
 @click.option("--seconds", type=click.FloatRange(1), default=60.0, help="Of sustained ingest.")
 @click.option("--rate", type=click.IntRange(1), default=110_000, help="Records a second of the producer.")
 @click.option("--steps", type=click.IntRange(1), default=5_000_000, help="Lane steps in the measured file.")
 @click.option("--kills", type=click.IntRange(1), default=200, help="Recorders that are killed.")
 @click.option("--rounds", type=click.IntRange(1), default=5, help="Repetitions.")
+@click.option("--pairs", type=click.IntRange(1), default=20, help="Alternating replies (cost, each trouble).")
 @json_option
-def telemetry(parts: tuple[str, ...], as_json: bool, **numbers: Any) -> None:
-    """What recording costs and what it survives: per record, sustained ingest, file size, views, kills."""
-    from engine.bench.telemetry_bench import PARTS, TelemetryOptions, bench_telemetry
+def telemetry(model: str, parts: tuple[str, ...], as_json: bool, **numbers: Any) -> None:
+    """What recording costs and what it survives; the parts are record, idle, ingest, file, kill, cost and trouble."""
+    from engine.bench.telemetry_bench import DECODING, PARTS, TelemetryOptions, bench_telemetry
 
     unknown = [part for part in parts if part not in PARTS]
     if unknown:
         raise click.UsageError(f"There is no part {unknown[0]!r}; parts are {', '.join(PARTS)}.")
-    _print(bench_telemetry(TelemetryOptions(parts=parts or PARTS, **numbers), _note), as_json)
+    chosen = parts or PARTS
+    path = find_model(model) if set(chosen) & set(DECODING) else None
+    _print(bench_telemetry(TelemetryOptions(parts=chosen, model=path, **numbers), _note), as_json)
 
 
 @click.command("verify-lossless", epilog="Example: metrale verify-lossless --limit 8 --new-tokens 64")
@@ -128,27 +132,47 @@ def telemetry(parts: tuple[str, ...], as_json: bool, **numbers: Any) -> None:
 @click.option("--batch", "batches", multiple=True, type=click.IntRange(1, 64), help="Widths; may be repeated.")
 @click.option("--backend", type=click.Choice(["auto", "native", "cuda", "reference"]), default="auto", help="Kernels.")
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", help="Arithmetic.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
+@click.option("--way", "wanted", multiple=True, help="Only ways whose name contains this; may be repeated.")
+@click.option("--shard", default="1/1", help="I/N: every N-th prompt from the I-th on, for N processes side by side.")
+@click.option(
+    "--merge",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    help="Print what shards have found, from their --json; may be repeated. Decodes nothing.",
+)
 @json_option
 def verify_lossless(
     model: str, prompts: Path | None, limit: int, new_tokens: int, batches: tuple[int, ...], backend: str, dtype: str,
-    as_json: bool,
+    threads: int, wanted: tuple[str, ...], shard: str, merge: tuple[Path, ...], as_json: bool,
 ) -> int:  # fmt: skip
     """Every lane, width and lever flip against plain decoding, token for token; exit code 1 on any difference."""
-    from engine.bench.lossless import compare, prepare, ways
+    from engine.bench.lossless import Finding, compare, prepare, ways
+    from engine.bench.lossless import merge as merged
     from engine.model.open import open_device
 
+    if merge:
+        found = [Finding(**raw) for file in merge for raw in json.loads(file.read_text())]
+        return _print_findings(merged(found), as_json)
     path = find_model(model)
-    vocabulary, chosen = prepare(path, prompts or shipped_prompts(), limit)
+    vocabulary, chosen = prepare(path, prompts or shipped_prompts(), limit, _shard(shard))
 
     def open_pool(tokens: int) -> Any:
-        return open_device(path, kv_tokens=tokens, max_batch_size=16, dtype=dtype, backend=backend)
+        return open_device(
+            path, kv_tokens=tokens, max_batch_size=16, dtype=dtype, backend=backend, threads=threads or None
+        )
 
     device = open_pool(16 * (2048 + new_tokens))
     drafters = ("ngram", *sorted(str(drafter) for drafter in device.facts.drafters))
-    plan = list(ways(drafters, batches or BATCHES))
-    findings = compare(device, vocabulary, chosen, new_tokens, plan, open_pool, _note)
-    _print_findings(findings, as_json)
-    return 1 if any(finding.differing for finding in findings) else 0
+    plan = [way for way in ways(drafters, batches or BATCHES) if not wanted or any(text in way.name for text in wanted)]
+    return _print_findings(compare(device, vocabulary, chosen, new_tokens, plan, open_pool, _note), as_json)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise click.UsageError(f"A shard is I/N with I from 1 to N, not {text!r}.")
+    return int(part), int(parts)
 
 
 def shipped_prompts() -> Path:
@@ -159,13 +183,21 @@ def shipped_prompts() -> Path:
     return path
 
 
-def _print_findings(findings: Sequence[Any], as_json: bool) -> None:
+def _print_findings(findings: Sequence[Any], as_json: bool) -> int:
+    """Print them; the exit code is 1 where any reply differs."""
+    differing = sum(finding.differing for finding in findings)
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
-        return
+        return 1 if differing else 0
     for finding in findings:
-        verdict = f"{finding.differing} DIFFER, first: {finding.first}" if finding.differing else "equal"
+        verdict = "equal"
+        if finding.differing:
+            often = f"{finding.differing} DIFFER, {1000 * finding.differing / finding.compared:.2f} in 1,000 tokens"
+            verdict = f"{often}, margin at most {finding.widest_margin:.3f}, first: {finding.first}"
         click.echo(f"{finding.way:24} {finding.replies:4} replies {finding.tokens:7} tokens  {verdict}")
+    replies, tokens = (sum(getattr(finding, name) for finding in findings) for name in ("replies", "tokens"))
+    click.echo(f"{len(findings)} ways, {replies:,} replies, {tokens:,} tokens, {differing} differ")
+    return 1 if differing else 0
 
 
 def _print(result: Any, as_json: bool) -> None:
