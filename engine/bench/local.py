@@ -89,13 +89,14 @@ class LocalEngine:
         temperature: float = 0.0,
         seed: int = 1,
         ignore_eos: bool = False,
+        logprobs: int = -1,
     ) -> None:
         self.out.replies[name] = Reply()
         self.inbox.put(
             Submit(
                 request_id=name,
                 prompt=tuple(prompt),
-                sampling=Sampling(temperature=temperature, seed=seed),
+                sampling=Sampling(temperature=temperature, seed=seed, logprobs=logprobs),
                 limits=Limits(max_tokens=max_tokens, ignore_eos=ignore_eos),
             )
         )

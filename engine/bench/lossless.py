@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,9 +51,36 @@ class Finding:
     replies: int = 0
     tokens: int = 0
     differing: int = 0
+    compared: int = 0
+    """Tokens up to the first difference of each reply, that one included: what follows it is another text."""
+    widest_margin: float = 0.0
+    """Nats between the two tokens most likely to plain decoding at a first difference, at most: 0.01 is a near-tie."""
     first: str = ""
     lanes: dict[str, int] = field(default_factory=dict)
     preemptions: int = 0
+
+    def add(self, other: Finding) -> None:
+        """Take in what another process found about the same way."""
+        self.replies += other.replies
+        self.tokens += other.tokens
+        self.differing += other.differing
+        self.compared += other.compared
+        self.widest_margin = max(self.widest_margin, other.widest_margin)
+        self.first = self.first or other.first
+        for lane, count in other.lanes.items():
+            self.lanes[lane] = self.lanes.get(lane, 0) + count
+        self.preemptions += other.preemptions
+
+
+def merge(findings: Iterable[Finding]) -> list[Finding]:
+    """One finding a way, in the order in which the ways first come."""
+    by_way: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.way in by_way:
+            by_way[finding.way].add(finding)
+        else:
+            by_way[finding.way] = finding
+    return list(by_way.values())
 
 
 def ways(drafters: Sequence[str], batches: Sequence[int]) -> Iterator[Way]:
@@ -106,8 +133,11 @@ def compare(
             tokens = max(int(need * way.pool_share), max(len(p.ids) for p in prompts) + new_tokens + 64)
             runs_on = small.setdefault(tokens, small.get(tokens) or small_pool(tokens))
         replies, finding = _decode(runs_on, vocabulary, prompts, new_tokens, way, progress)
-        for name, ids in replies.items():
-            _compare_reply(finding, name, ids, plain[name])
+        for prompt in prompts:
+            at = _compare_reply(finding, prompt.name, replies[prompt.name], plain[prompt.name])
+            if at is not None:
+                before = (*prompt.ids, *plain[prompt.name][:at])
+                finding.widest_margin = max(finding.widest_margin, _margin(device, vocabulary, before))
         findings.append(finding)
     return findings
 
@@ -141,15 +171,32 @@ def _decode(
     return {name: reply.ids for name, reply in out.replies.items()}, finding
 
 
-def _compare_reply(finding: Finding, name: str, ids: list[int], plain: list[int]) -> None:
+def _compare_reply(finding: Finding, name: str, ids: list[int], plain: list[int]) -> int | None:
+    """Count a reply; returns where it first differs."""
     finding.replies += 1
     finding.tokens += len(ids)
-    if ids != plain:
-        finding.differing += 1
-        at = next((i for i, (a, b) in enumerate(zip(ids, plain, strict=False)) if a != b), min(len(ids), len(plain)))
-        finding.first = finding.first or f"prompt {name}, token {at}: {ids[at : at + 3]} is not {plain[at : at + 3]}"
+    if ids == plain:
+        finding.compared += len(ids)
+        return None
+    finding.differing += 1
+    at = next((i for i, (a, b) in enumerate(zip(ids, plain, strict=False)) if a != b), min(len(ids), len(plain)))
+    finding.compared += at + 1
+    finding.first = finding.first or f"prompt {name}, token {at}: {ids[at : at + 3]} is not {plain[at : at + 3]}"
+    return at
 
 
-def prepare(model: Path, prompts_file: Path, limit: int) -> tuple[Vocabulary, list[Prompt]]:
+def _margin(device: Device, vocabulary: Vocabulary, tokens: Sequence[int]) -> float:
+    """Nats by which the likeliest token after `tokens` leads the second."""
+    engine = LocalEngine(device, vocabulary, 1, **PLAIN)
+    engine.submit("margin", tokens, 1, logprobs=2)
+    (first, second), *_ = (token.top for token in engine.run().replies["margin"].tokens)
+    return first[1] - second[1]
+
+
+def prepare(
+    model: Path, prompts_file: Path, limit: int, shard: tuple[int, int] = (1, 1)
+) -> tuple[Vocabulary, list[Prompt]]:
+    """The vocabulary, and the prompts of one of several equal shards, numbered from 1."""
     text, vocabulary = open_text(model)
-    return vocabulary, load_prompts(prompts_file, text, most_tokens=2048, limit=limit)
+    part, parts = shard
+    return vocabulary, load_prompts(prompts_file, text, most_tokens=2048, limit=limit)[part - 1 :: parts]
