@@ -15,11 +15,12 @@ class ReplyText:
     def __init__(self, stop: Sequence[str] = ()) -> None:
         self._stop = tuple(text for text in stop if text)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_mid_character = False
         self._held = ""
         self.stopped = False
 
     def push(self, data: bytes) -> str:
-        text = self._decoder.decode(data)
+        text = self._decode(data)
         if not self._stop:
             return text
         self._held += text
@@ -31,6 +32,14 @@ class ReplyText:
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         final, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
         return final
+
+    def _decode(self, data: bytes) -> str:
+        """Whole characters; most tokens are ASCII, which needs no state."""
+        if data.isascii() and not self._is_mid_character:
+            return data.decode("ascii")
+        text = self._decoder.decode(data)
+        self._is_mid_character = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         """What was held back and is text after all; empty when a stop string ended the reply."""

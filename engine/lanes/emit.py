@@ -51,7 +51,7 @@ def commit(
         agrees = row < len(drafts) and choice.token == drafts[row]
         accepted += agrees
         rejected = () if agrees else tuple(drafts[row:])
-        text = _take(engine, seq, choice, lane)
+        text = _take(engine, seq, choice)
         emitted.append(
             Token(
                 id=choice.token,
@@ -72,7 +72,7 @@ def commit(
     return Committed(len(drafts), accepted, len(emitted))
 
 
-def _take(engine: EngineState, seq: Sequence, choice: Sampled, lane: str) -> str:
+def _take(engine: EngineState, seq: Sequence, choice: Sampled) -> str:
     """Fold one token into the sequence, decide whether it ends, and return the text that is final."""
     token = choice.token
     vocabulary = engine.ctx.vocabulary
@@ -93,8 +93,10 @@ def _take(engine: EngineState, seq: Sequence, choice: Sampled, lane: str) -> str
 def _note_fed(seq: Sequence, emitted: Seq[Token], first_row_fed: bool) -> None:
     if first_row_fed and seq.last_token is not None:
         seq.tokens.append(seq.last_token)
-    seq.tokens.extend(token.id for token in emitted[:-1])
-    seq.last_token = emitted[-1].id
+    *accepted, newest = emitted
+    if accepted:
+        seq.tokens.extend(token.id for token in accepted)
+    seq.last_token = newest.id
 
 
 def _account(seq: Sequence, lane: str, drafted: int, accepted: int, emitted: int) -> None:
