@@ -125,7 +125,7 @@ def bench_spec(options: SpecOptions, progress: Progress = print) -> BenchResult:
 def _contestants(options: SpecOptions, device: Device, vocabulary: Vocabulary) -> list[Contestant]:
     heads = sorted(drafter.value for drafter in device.facts.drafters)
     loaded = ("ngram", *heads, *(["combined"] if "mtp" in heads else []), "auto")
-    found = [Contestant("plain", device, vocabulary, drafter="off", pipelined_decode="off")]
+    found = [Contestant("plain", device, vocabulary, drafter="off")]
     for name in options.drafters or loaded:
         levers: dict[str, object] = {"drafter": name, "num_drafts": options.num_drafts, "k_ladder": "64:15"}
         if name != "auto":

@@ -12,6 +12,8 @@ from engine.core.device import DeviceError, Draft, DrafterName, DraftItem, Segme
 from engine.model.backend import Behind, HostBatch, Output
 from engine.model.heads import DraftHead, FollowingHead, HeadItem, HeadRows, HiddenRing
 
+FOLLOWED_DRAFTS = 3
+"""Drafts that are made unasked at least: who asked for fewer may ask for more, and they cost nobody's time."""
 FOLLOWED_STEPS = 8
 """Steps without an ask after which a head is no longer followed: it works in the host's shadow, but not for nothing."""
 
@@ -78,7 +80,7 @@ class Drafting:
                 head = cast(FollowingHead, kept.head)
                 skips = tuple(head.skip(kept.rings[segment.seq].kv_start) for segment in step.segments)
                 places = {segment.seq: (at, segment) for at, segment in enumerate(step.segments)}
-                kept.ahead = _Ahead(_UNPLACED, kept.count, places)
+                kept.ahead = _Ahead(_UNPLACED, max(kept.count, FOLLOWED_DRAFTS), places)
             else:
                 taps.update(kept.head.taps)
         return tuple(sorted(taps)), skips
@@ -197,6 +199,14 @@ class Drafting:
             ring = kept.ring(segment.seq)
             ring.append(segment.start, rows, tokens)
             ring.shed()
+            if len(segment.rows) < len(segment.tokens) and hasattr(kept.head, "follow"):
+                self._take_prompt(kept, ring, segment)
+
+    def _take_prompt(self, kept: _Kept, ring: HiddenRing, segment: Segment) -> None:
+        """Let a head whose work is only queued take in a prompt at once, not when the first draft is waited for."""
+        known = ring.take_known(segment.seq, segment.blocks)
+        if known is not None:
+            kept.head.extend([known])
 
 
 _UNPLACED = Behind(0, 0, 0)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -222,6 +223,19 @@ class HiddenRing:
         self._chunks.clear()
         self._rows = 0
         return runs
+
+    def take_known(self, seq: int, blocks: Sequence[int]) -> HeadRows | None:
+        """Take the rows whose next token was fed, all but the newest; None where there are none or some have a hole."""
+        chunks = list(self._chunks)
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        gapless = all(chunk.end == later.start for chunk, later in pairwise(chunks))
+        if len(tokens) < 2 or not gapless or min(tokens[1:]) < 0:
+            return None
+        hidden, start = _joined(chunks), chunks[0].start
+        self._chunks.clear()
+        self._chunks.append(_Chunk(start + len(tokens) - 1, hidden[-1:].clone(), (tokens[-1],)))
+        self._rows = 1
+        return self._absorb(seq, start, hidden[:-1], tuple(tokens[1:]), blocks)
 
     def state(self) -> dict[str, Any]:
         """Everything as tensors and numbers, for the spill store."""

@@ -174,7 +174,7 @@ class TorchDevice:
             drafters=frozenset({DrafterName.SELF, *(head.drafter for head in heads)}),
             dtype=str(kv.dtype).removeprefix("torch."),
             row_invariant=bool(getattr(backend, "row_invariant", False)),
-            named_only=frozenset(head.drafter for head in heads if _is_slow(head, backend)),
+            named_only=frozenset(_slow_drafters(heads, backend)),
         )
 
     def _run(self, step: Step) -> _Pending:
@@ -315,6 +315,11 @@ def _as_device_error(what: str) -> Iterator[None]:
         raise DeviceError(f"{what} ({type(error).__name__}: {error}): see the log and retry") from error
 
 
-def _is_slow(head: DraftHead, backend: Backend) -> bool:
-    """A head in plain torch beside a target on kernels of its own costs several target steps a pass."""
-    return not getattr(head, "is_compiled", backend.name.startswith("reference"))
+def _slow_drafters(heads: Sequence[DraftHead], backend: Backend) -> Iterator[DrafterName]:
+    """Drafters whose every probe costs more than it can tell: a head in plain torch beside a target on kernels of its
+    own takes several target steps a pass; on a GPU, where rows cost next to nothing, most of a step a draft."""
+    for head in heads:
+        if not getattr(head, "is_compiled", backend.name.startswith("reference")):
+            yield head.drafter
+    if backend.device.type == "cuda":
+        yield DrafterName.SELF

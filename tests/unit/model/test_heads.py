@@ -84,3 +84,28 @@ def test_state_survives_the_spill_store() -> None:
     (one,), (two,) = (r.consume(1, 5, _tokens(0, 5), 7, [0]) for r in (ring, again))
     assert torch.equal(one.hidden, two.hidden)
     assert one.next_tokens == two.next_tokens
+
+
+def test_rows_of_a_prompt_whose_successor_was_fed_are_taken_at_once() -> None:
+    ring = HiddenRing()
+    hidden = torch.arange(5.0)[:, None, None]
+    ring.append(0, hidden[:3], (7, 8, 9))
+    first = ring.take_known(1, [0])
+    assert first is not None
+    assert (first.start, first.next_tokens, first.kv_start) == (0, (8, 9), 0)
+    ring.append(3, hidden[3:], (10, 11))
+    rest = ring.take_known(1, [0])
+    assert rest is not None
+    assert (rest.start, rest.next_tokens, rest.kv_start) == (2, (10, 11), 0)
+    assert torch.equal(rest.hidden, hidden[2:4])
+    assert ring.take_known(1, [0]) is None
+    (newest,) = ring.consume(1, 5, (7, 8, 9, 10, 11), 12, [0])
+    assert (newest.start, newest.next_tokens, newest.kv_start) == (4, (12,), 0)
+
+
+def test_rows_that_follow_a_token_of_the_devices_own_are_not_taken_at_once() -> None:
+    ring = HiddenRing()
+    ring.append(0, torch.zeros(1, 1, 1), (7,))
+    ring.append(1, torch.zeros(1, 1, 1), (-1,))
+    assert ring.take_known(1, [0]) is None
+    assert ring.rows == 2
