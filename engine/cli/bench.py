@@ -71,6 +71,19 @@ def spec(
     _print(bench_spec(options, _note), as_json)
 
 
+@bench.command(epilog="Example: metrale bench off --pairs 20")
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--pairs", type=click.IntRange(1), default=20, help="Replies of each engine, in turn.")
+@click.option("--new-tokens", type=click.IntRange(2), default=128, help="Tokens of each reply.")
+@click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
+@json_option
+def off(model: str, as_json: bool, **numbers: int) -> None:
+    """What speculation costs while it is off, against an engine without draft heads."""
+    from engine.bench.off_cost import OffOptions, bench_off
+
+    _print(bench_off(OffOptions(find_model(model), **numbers), _note), as_json)
+
+
 @bench.command(epilog="Example: metrale bench scheduler --rounds 3")
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option(

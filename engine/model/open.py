@@ -35,13 +35,14 @@ def open_device(
     backend: str = "auto",
     threads: int | None = None,
     swap_gb: float = 4.0,
+    heads: bool = True,
     progress: Progress | None = None,
 ) -> Device:
     """Load a GGUF file or a Hugging Face directory.
 
     `kv_tokens` None sizes the pool from free memory; `backend` is `auto`, `cuda`, `native` or `reference`; `dtype` is
-    `auto`, `float32` or `bfloat16`; `threads` None takes every core. Raises `ModelFileError` for an unusable file,
-    `BackendUnavailable` for a named backend that cannot run here.
+    `auto`, `float32` or `bfloat16`; `threads` None takes every core; without `heads` no draft head is loaded.
+    Raises `ModelFileError` for an unusable file, `BackendUnavailable` for a named backend that cannot run here.
     """
     path = Path(path)
     source = open_source(path)
@@ -51,9 +52,9 @@ def open_device(
     torch.set_num_threads(count)
     request = BackendRequest(path, config, kv_tokens, BLOCK_SIZE, max_batch_size, MAX_ROWS, dtype, count, progress)
     opened = open_backend(backend, request)
-    heads = open_heads(opened)
+    found = open_heads(opened) if heads else []
     return TorchDevice(
-        opened, name=device_name(opened, count), max_rows=MAX_ROWS, spill_bytes=int(swap_gb * (1 << 30)), heads=heads
+        opened, name=device_name(opened, count), max_rows=MAX_ROWS, spill_bytes=int(swap_gb * (1 << 30)), heads=found
     )
 
 
