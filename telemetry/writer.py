@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from telemetry.record import (
 )
 
 _KEYS_KEPT = 16_384
+_MERGED = 65_536
+"""Records that are encoded together: enough to make the cost of an insert small, few enough to keep memory small."""
 
 
 @dataclass(slots=True)
@@ -172,7 +174,7 @@ class Writer:
         if self._resume is not None:
             self._take_up(self._resume.record, now_us)
         encoded = 0.0
-        for batch in _by_run(flush.batches):
+        for batch in _merged(flush.batches):
             if batch.run is not None:
                 self._begin(batch.run, now_us)
             elif self.context is None:
@@ -347,14 +349,16 @@ class Writer:
             self._connection.execute(f"INSERT INTO {name} VALUES {values}", [value for row in group for value in row])
 
 
-def _by_run(batches: list[Batch]) -> list[Batch]:
-    """One batch for every run that is in them."""
-    runs: list[list[Batch]] = []
+def _merged(batches: list[Batch]) -> Iterator[Batch]:
+    """Few batches of many records, each of one run."""
+    waiting: list[Batch] = []
     for batch in batches:
-        if batch.run is not None or not runs:
-            runs.append([])
-        runs[-1].append(batch)
-    return [merge(parts) for parts in runs]
+        if waiting and (batch.run is not None or sum(map(len, waiting)) >= _MERGED):
+            yield merge(waiting)
+            waiting = []
+        waiting.append(batch)
+    if waiting:
+        yield merge(waiting)
 
 
 def _nameless(batch: Batch, now_us: int) -> RunRecord:

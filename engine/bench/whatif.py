@@ -4,7 +4,9 @@ The text of the run is laid out by emitted tokens. At every place the recording 
 same batch width does, how long a plain and a verify step take and how long the accepted prefix of each sequence is.
 A gate with the constants in question then walks through that text. A smaller draft count is exact in what is accepted,
 since a prefix is a prefix; its time is interpolated between a plain step and the recorded verify step by rows.
-The same walk with the recorded constants shows how far the model is from what was measured.
+The same walk with the recorded constants shows how far the model is from what was measured. Where the drafter was
+`auto` an arbiter of many arms chose, which cannot be asked again: there the recorded choices stay, and only the draft
+count and the extremes can be asked about.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ Ints = NDArray[np.int64]
 
 DEFAULT_SETTINGS = GateSettings()
 PLAIN = ("plain", "pipelined")
+ARBITRATED = "auto"
 NEIGHBOURS = 16
 """Steps around a place whose median is taken as the time there."""
+FEWEST = 4
+"""Plain and verify steps without which nothing is said."""
 SETTINGS = {
     "gate_window": "window", "gate_dwell": "dwell", "gate_margin": "margin",
     "gate_reprobe_tokens": "reprobe_tokens", "gate_refresh_tokens": "refresh_tokens",
@@ -41,7 +46,7 @@ class WhatIfError(ValueError):
 class Policy:
     settings: GateSettings = DEFAULT_SETTINGS
     gate: str = "auto"
-    """auto, force or off."""
+    """auto, force, off, or recorded: whatever was chosen at that place."""
     num_drafts: int = 0
     """Drafts per sequence at most; 0 is as recorded."""
 
@@ -81,10 +86,23 @@ def policy_of(levers: Mapping[str, Any], overrides: Mapping[str, Any] = {}) -> P
     unknown = sorted(set(overrides) - known)
     if unknown:
         raise WhatIfError(f"{unknown[0]} cannot be asked about; these can: {', '.join(sorted(known))}.")
+    if levers.get("drafter") == ARBITRATED:
+        return _arbitrated(overrides)
     values = {**levers, **overrides}
     settings = {field: values[name] for name, field in SETTINGS.items() if name in values}
     drafts = int(overrides.get("num_drafts", 0))
     return Policy(replace(GateSettings(), **settings), str(values.get("mtp_gate", "auto")), drafts)
+
+
+def _arbitrated(overrides: Mapping[str, Any]) -> Policy:
+    constants = sorted(set(overrides) & set(SETTINGS))
+    if constants:
+        raise WhatIfError(
+            f"{constants[0]} cannot be asked about in a run with the drafter {ARBITRATED}, where more than two arms "
+            "were compared: ask about num_drafts or mtp_gate, or record a run with one drafter, such as --drafter mtp."
+        )
+    gate = str(overrides.get("mtp_gate", "recorded"))
+    return Policy(gate="recorded" if gate == "auto" else gate, num_drafts=int(overrides.get("num_drafts", 0)))
 
 
 def what_if(steps: Sequence[StepRecord], recorded: Policy, asked: Policy) -> Answer:
@@ -102,10 +120,12 @@ class _Text:
     def __init__(self, steps: Sequence[StepRecord]) -> None:
         verify = [at for at, step in enumerate(steps) if step.lane in SPECULATIVE and step.drafted]
         plain = [at for at, step in enumerate(steps) if step.lane in PLAIN]
-        if len(verify) < NEIGHBOURS or len(plain) < NEIGHBOURS:
+        if len(verify) < FEWEST or len(plain) < FEWEST:
             raise WhatIfError(
-                f"The run holds {len(plain)} plain and {len(verify)} verify steps; {NEIGHBOURS} of each are needed."
+                f"The run holds {len(plain)} plain and {len(verify)} verify steps; {FEWEST} of each are needed."
             )
+        self.speculated = np.zeros(len(steps), np.bool_)
+        self.speculated[verify] = True
         wall = np.array([max(1, step.end_ns - step.start_ns) for step in steps], np.float64)
         self.width = np.array([step.width for step in steps], np.int64)
         self.depth = np.array([step.depth for step in steps], np.int64)
@@ -144,9 +164,9 @@ class _Text:
                 result[places] = overall
                 continue
             centres = np.searchsorted(same, places)
-            low = np.clip(centres - NEIGHBOURS // 2, 0, max(0, len(same) - NEIGHBOURS))
-            windows = np.minimum(low[:, None] + np.arange(NEIGHBOURS), len(same) - 1)
-            result[places] = np.median(wall[same[windows]], axis=1)
+            count = min(NEIGHBOURS, len(same))
+            low = np.clip(centres - count // 2, 0, len(same) - count)
+            result[places] = np.median(wall[same[low[:, None] + np.arange(count)]], axis=1)
         return result
 
     def verify(self, at: int, drafts: int) -> tuple[int, float]:
@@ -182,7 +202,8 @@ def _step(gate: Gate, policy: Policy, text: _Text, at: int) -> tuple[Arm, int, f
         gate.note_depth(depth)
         arm = gate.next_step()
     else:
-        arm = Arm.VERIFY if policy.gate == "force" else Arm.PLAIN
+        speculates = bool(text.speculated[at]) if policy.gate == "recorded" else policy.gate == "force"
+        arm = Arm.VERIFY if speculates else Arm.PLAIN
     tokens, wall = text.verify(at, policy.num_drafts) if arm is Arm.VERIFY else (width, float(text.plain_ns[at]))
     if policy.gate == "auto" and arm is Arm.VERIFY:
         gate.record_verify_step(int(wall), tokens, width)

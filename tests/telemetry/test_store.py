@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -273,6 +274,44 @@ def test_a_file_system_made_read_only_is_said_and_recording_resumes(open_store: 
     subprocess.run([part.format("rw") for part in remount], check=True)
     assert wait_until(lambda: not store.trouble, 20)
     assert ask(store, "SELECT count(*) FROM lane_steps") == [(20,)]
+
+
+@pytest.fixture
+def immutable(tmp_path: Path) -> Iterator[Callable[[bool], None]]:
+    """Makes everything in the directory immutable, also for root, where this user and file system can."""
+
+    def make(on: bool) -> None:
+        files = [str(path) for path in (tmp_path, *tmp_path.iterdir())]
+        done = subprocess.run(["chattr", "+i" if on else "-i", *files], capture_output=True, check=False)
+        if done.returncode and on:
+            pytest.skip("needs the right to make files immutable")
+
+    yield make
+    make(False)
+
+
+def test_files_made_read_only_while_in_use_are_said_and_recording_resumes(
+    open_store: OpenStore, immutable: Callable[[bool], None]
+) -> None:
+    store = open_store()
+    store.put(pack([run_record(), *StepStream().take(10)]))
+    assert store.flush()
+    immutable(True)
+    store.put(pack(StepStream(first_step=10).take(10)))
+    assert wait_until(lambda: "may not be written" in store.trouble)
+    immutable(False)
+    assert wait_until(lambda: not store.trouble, 20)
+    assert store.flush()
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(20,)]
+    assert not store.losses
+
+
+def test_the_pulse_of_a_store_ends_no_process_on_a_full_disk(tiny_disk: Path) -> None:
+    (tiny_disk / "ballast").write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
+    code = (
+        "import sys; from pathlib import Path; from telemetry.beat import Beat; Beat(Path(sys.argv[1]), 1).write(5, 7)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_disk / "m.duckdb")], check=True)
 
 
 # ---- kill -9 --------------------------------------------------------------------------------------------------

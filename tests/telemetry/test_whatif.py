@@ -67,6 +67,18 @@ def test_a_lever_that_is_no_constant_of_the_gate_is_refused_with_those_that_are(
         policy_of({}, {"temperature": 1})
 
 
+def test_choices_of_the_arbiter_stay_as_recorded_and_its_constants_are_refused_with_what_can_be_asked() -> None:
+    levers = {"drafter": "auto"}
+    answer = what_if(a_run(verify_ms=16, accepted=2), policy_of(levers), policy_of(levers, {"num_drafts": 1}))
+    recorded, asked, plain, verify = answer.outcomes
+    assert answer.model_error == pytest.approx(0, abs=1e-9)
+    assert 0 < recorded.verify_share < 1
+    assert asked.tokens_per_s == pytest.approx((2 + 1) / 0.022, rel=0.3)
+    assert plain.tokens_per_s < recorded.tokens_per_s < verify.tokens_per_s
+    with pytest.raises(WhatIfError, match=r"gate_margin.*num_drafts.*--drafter mtp"):
+        policy_of(levers, {"gate_margin": 0.2})
+
+
 def test_recorded_lever_values_are_the_base_of_the_question() -> None:
     policy = policy_of({"gate_window": 8, "mtp_gate": "force", "policy": "fifo"}, {"gate_margin": 0.2})
     assert (policy.settings.window, policy.settings.margin, policy.gate) == (8, 0.2, "force")
