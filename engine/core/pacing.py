@@ -94,7 +94,7 @@ class Pacer:
     def allowance_ns(self) -> float:
         """How long a mixed step may take; 0 while no gap was measured."""
         gaps = sorted(self._gaps)
-        return STRETCH * gaps[int(USUAL * len(gaps))] if gaps else 0.0
+        return STRETCH * gaps[int(USUAL * (len(gaps) - 1))] if gaps else 0.0
 
     def slice(self, cap: int, position: int) -> int:
         """Prompt rows that the next mixed step may carry from `position` on, at most `cap`."""

@@ -96,6 +96,13 @@ def test_the_allowance_follows_the_latest_gaps_and_not_a_few_long_ones() -> None
     assert pacer.allowance_ns == STRETCH * 10 * MS
 
 
+def test_the_first_long_gap_of_a_chat_is_not_taken_for_its_usual_one() -> None:
+    pacer = Pacer()
+    chatting(pacer, gap_ms=200, steps=1)
+    chatting(pacer, gap_ms=20, steps=5)
+    assert pacer.allowance_ns == STRETCH * 20 * MS
+
+
 def test_a_slice_never_exceeds_what_the_caller_can_feed() -> None:
     pacer = Pacer()
     assert pacer.slice(3, 0) == 3
