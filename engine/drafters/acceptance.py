@@ -84,14 +84,19 @@ class MatchAcceptance:
     """Share of right next tokens by length of the match; learned from every emitted token, drafted or not."""
 
     by_length: list[Share] = field(default_factory=lambda: [Share(prior) for _, prior in MATCH_PRIOR])
+    _values: list[float] = field(default_factory=lambda: [prior for _, prior in MATCH_PRIOR])
 
     def observe_match(self, match_len: int, *, hit: bool) -> None:
-        self.by_length[_BUCKETS[min(match_len, _LONGEST)]].add(hit)
+        bucket = _BUCKETS[min(match_len, _LONGEST)]
+        share = self.by_length[bucket]
+        share.add(hit)
+        self._values[bucket] = share.value
 
     def expected(self, match_len: int, most: int) -> list[float]:
         """Mean accepted of 0 to `most` copied tokens: each that is right makes the match one longer."""
-        shares = [share.value for share in self.by_length]
-        return _means([shares[_BUCKETS[min(match_len + i, _LONGEST)]] for i in range(most)])
+        values = self._values
+        short = [values[bucket] for bucket in _BUCKETS[match_len : match_len + most]]
+        return _means(short + [values[_BUCKETS[_LONGEST]]] * (most - len(short)))
 
 
 def _means(shares: Sequence[float]) -> list[float]:

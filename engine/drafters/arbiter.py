@@ -34,6 +34,8 @@ SUSPECT_STEPS: Final = 8
 VALID_WINDOWS: Final = 4
 
 
+MOST_A_STEP: Final = 65
+"""Tokens that a step can emit; a depth further away is another reply's."""
 SHOWN_STEPS: Final = 16
 """Evidence is laid out for the record so often; doing it at every step cost 4 % of a fast one."""
 
@@ -76,6 +78,8 @@ class Arbiter:
         self._settle_left = 0
         self._depth = self._depth_anchor = 0
         self._is_new = True
+        self._catches_up = True
+        """Another reply runs than before, and no head has drafted for it yet: its first draft takes the prompt in."""
         self._arm = PLAIN
         self._reason = GateReason.COLD
         self._pinned: GateReason | None = None
@@ -136,7 +140,8 @@ class Arbiter:
         """Take in a step: `wall_ns` of all of it, of which `draft_ns` went into drafting.
 
         `outcomes` are (drafted, accepted) of every sequence, needed where several run or a reply ended in the step;
-        an arm with a drafter whose outcomes are all (0, 0) was a bootstrap: paid for, but it says nothing of costs."""
+        an arm with a drafter whose outcomes are all (0, 0) was a bootstrap, and the first draft of a reply takes its
+        prompt in: both are paid for, but say nothing of what such a step costs."""
         if wall_ns <= 0:
             return
         emitted = max(emitted, 1)
@@ -150,7 +155,9 @@ class Arbiter:
         if self._settle_left:
             self._settle_left -= 1
             return
-        if arm.drafter is None or any(drafted for drafted, _ in outcomes):
+        if self._catches_up and arm.drafter not in (None, DrafterName.NGRAM):
+            self._catches_up = False
+        elif arm.drafter is None or any(drafted for drafted, _ in outcomes):
             self._promises.costs.add(arm, self._planned(arm), wall_ns, draft_ns, self._step)
         self._account(arm, wall_ns, emitted)
 
@@ -221,6 +228,8 @@ class Arbiter:
 
     def _note(self, depth: int, width: int, match_len: int) -> None:
         promises, bucket = self._promises, width_bucket(width)
+        if self._is_new or not 0 <= depth - self._depth <= MOST_A_STEP:
+            self._catches_up = True
         if self._is_new:
             self._depth_anchor, self._is_new = depth, False
         elif bucket != promises.bucket:

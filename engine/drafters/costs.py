@@ -108,7 +108,9 @@ class CostTable:
     def add(self, arm: ArmKey, drafted: int, wall_ns: int, draft_ns: int, step: int) -> None:
         """Take in a step that made `drafted` drafts in `draft_ns` and verified `arm.drafts` of them."""
         self.step = step
-        cost = self.verify.setdefault(arm.drafts, Cost())
+        cost = self.verify.get(arm.drafts)
+        if cost is None:
+            cost = self.verify[arm.drafts] = Cost()
         sample = float(wall_ns - draft_ns)
         if cost.samples >= FIRST_SAMPLES:
             surprise = min(max(sample / (cost.value * self.scale), 1 / HICCUP), HICCUP)

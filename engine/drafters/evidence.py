@@ -138,7 +138,7 @@ class Estimate:
         return (self.name, rate, deviation, self.age_tokens, self.stale)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Explanation:
     """Why the last step ran the arm that it ran: everything that a `GateRecord` holds."""
 

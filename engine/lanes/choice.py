@@ -10,7 +10,7 @@ from engine.core.sequence import Sequence
 from engine.core.state import EngineState
 from engine.core.value import StepValue
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
-from engine.drafters.arms import ArmKey, Offer
+from engine.drafters.arms import ArmKey, Offer, arm_of
 from engine.drafters.combine import longer_draft
 from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
@@ -153,10 +153,11 @@ class Router:
 
     def _record_arm(self, engine: EngineState, choice: Choice, arm: ArmKey, outcome: Outcome) -> None:
         arbiter = self._arbiter
-        _record_decision(engine, arbiter.explain(), outcome.step)
+        if _records_decisions(engine):
+            _record_decision(engine, arbiter.explain(), outcome.step)
         outcomes = [(part.drafted, part.accepted) for part in outcome.work]
         verified = max((drafted for drafted, _ in outcomes), default=0)
-        ran = ArmKey(arm.drafter, verified) if arm.drafter is not None and verified else arm
+        ran = arm_of(arm.drafter, verified) if arm.drafter is not None and verified else arm
         arbiter.record(ran, outcome.wall_ns, outcome.emitted, len(outcome.work), outcomes, outcome.draft_ns)
         if arm.drafter is not None:
             for part, confidences in zip(outcome.work, outcome.confidences, strict=True):
@@ -204,7 +205,8 @@ class Router:
         return longer_draft(self._promises, DrafterName.MTP, guesses, self._drafting.match_len(engine, seq), longest)
 
     def _record_gate(self, engine: EngineState, choice: Choice, gate: Gate, outcome: Outcome) -> None:
-        _record_decision(engine, gate.explain(choice.pinned), outcome.step)
+        if _records_decisions(engine):
+            _record_decision(engine, gate.explain(choice.pinned), outcome.step)
         if choice.drafter in HEADS:
             for part in outcome.work:
                 self._promises.accepts(choice.drafter).add(part.drafted, part.accepted)
@@ -260,6 +262,9 @@ def entry_pin_tokens(engine: EngineState) -> int:
     return 0 if agrees else levers.int("spec_entry_pin_tokens")
 
 
+def _records_decisions(engine: EngineState) -> bool:
+    return engine.ctx.levers.int("trace_level") >= STEP_LEVEL
+
+
 def _record_decision(engine: EngineState, explanation: Explanation, step: int) -> None:
-    if engine.ctx.levers.int("trace_level") >= STEP_LEVEL:
-        engine.ctx.telemetry.append(explanation.record(step, engine.ctx.clock.now_ns()))
+    engine.ctx.telemetry.append(explanation.record(step, engine.ctx.clock.now_ns()))
