@@ -70,10 +70,10 @@ class Drafting:
         taps: set[int] = set()
         skips: tuple[int, ...] | None = None
         for drafter, kept in self._kept.items():
-            if not any(drafter in segment.save_hidden for segment in step.segments):
-                continue
             for segment in step.segments:
                 kept.settle(segment.seq, segment.start)
+            if not any(drafter in segment.save_hidden for segment in step.segments):
+                continue
             kept.ahead = None
             kept.unasked += 1
             if greedy and skips is None and self._can_follow(kept, step):
