@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant("a stale lever write is refused", "engine/lanes/plan.py",
            "change.expected is not None and change.expected != old", "False"),
     Mutant("draws depend on the position", "engine/lanes/chain.py",
-           "uniform(seq.seed, position), None", "uniform(seq.seed, 0), None"),
+           "[uniform(seq.seed, position) for position", "[uniform(seq.seed, first) for position"),
     Mutant("a block is shared only for an equal prefix", "engine/core/blocks.py",
            "parent + array", "array"),
     Mutant("at least one prompt token is fed", "engine/lanes/prefill.py",
