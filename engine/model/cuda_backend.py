@@ -131,8 +131,10 @@ class CudaBackend:
             behind = Behind(key.rows, stamp, self.reserve(DRAFT_WORDS * 2 * key.rows))
             header += [len(batch.starts), 1, behind.drafts_at]
         sources = self._sources(batch, begin, end)
-        inputs.write(header, rows.columns(begin, end, sources, range(count) if joined else (), batch), rows.tables)
-        self.graphs.get(key).replay()
+        captured = self.graphs.get(key)
+        columns = rows.columns(begin, end, sources, range(count) if joined else (), batch)
+        inputs.write(header, columns, rows.tables, hand=self.graphs.takes_in(key.rows))
+        captured.replay()
         logits = None
         if not joined:
             logits = self._heads(wanted, cursor, stamp, batch)

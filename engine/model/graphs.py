@@ -13,7 +13,7 @@ import torch
 import triton
 
 from engine.model.cuda.inputs import InputArea, StepInputs
-from engine.model.cuda.program import LOGIT_ROWS, Launch, ProgramBuilder
+from engine.model.cuda.program import LOGIT_ROWS, Launch, ProgramBuilder, takes_in
 from engine.model.cuda.program import SPLIT_ROWS as SPLIT
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -74,6 +74,10 @@ class StepGraphs:
     def reach(self, context: int) -> int:
         """The captured context that holds `context` positions; the model's own where none does."""
         return next((bound for bound in self.contexts if context <= bound), self.contexts[-1])
+
+    def takes_in(self, rows: int) -> bool:
+        """Whether a step of this width takes its inputs in by itself."""
+        return takes_in(rows)
 
     def head_key(self, rows: int) -> GraphKey:
         return GraphKey(self.width_of(rows), 0, True)

@@ -74,6 +74,18 @@ def test_a_context_of_several_chunks_is_merged_in_either_way_of_splitting() -> N
     assert _same(kept[0], whole[0])
 
 
+def test_a_step_with_more_numbers_than_one_fetch_is_taken_in_whole() -> None:
+    fused, reference = pair(tiny_config(num_layers=1), DTYPE, DEVICE, (16,), blocks=600)
+    fused.kv.data.normal_()
+    reference.kv.data.copy_(fused.kv.data)
+    crowd = batch_on(DEVICE, [(600, [at], list(range(40 * at, 40 * at + 40))) for at in range(15)])
+    for _ in range(2):
+        ours, theirs = fused.run(crowd).logits, reference.run(crowd).logits
+        assert ours is not None
+        assert theirs is not None
+        assert _error(ours, theirs) < TOLERANCE
+
+
 def test_a_row_is_bitwise_the_same_alone_in_a_verify_and_in_a_batch() -> None:
     fused, _ = pair(tiny_config(), DTYPE, DEVICE, (1, 4, 16, 32))
     tokens, blocks = _tokens(40), [5, 9, 7]

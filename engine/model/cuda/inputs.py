@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ from engine.core.value import StepValue
 from engine.model.backend import Arrival
 
 HEADER = 16
-CURSOR, STAMP, ROWS, SEGMENTS, ACCEPTS, DRAFTS_AT = range(6)
+CURSOR, STAMP, ROWS, SEGMENTS, ACCEPTS, DRAFTS_AT, NUMBER, LENGTH = range(8)
 """Places in the header: where in the ring the step's tokens go, what its words are stamped with, its rows and segments,
-whether a draft head takes the rows' own tokens as next tokens (else `tokens` holds them), and where its drafts go."""
+whether a draft head takes the rows' own tokens as next tokens (else `tokens` holds them), where its drafts go, and of a
+step that is handed over its number and how many numbers it has."""
 RING = 1 << 16
 """Sampled tokens that stay readable: far more than the rows of the steps that can be in flight."""
 DRAFT_WORDS = 16
@@ -24,51 +24,51 @@ FILLS = (0, -1, -1, 0, 0, 0, 0, 0, 0, 0)
 """One per column: what rows beyond the step's own hold."""
 LOOKS = 100_000
 """Looks at a word before the driver is asked whether the device still works: about a tenth of a second."""
-_STAGES = 64
-"""Places for copies: more than can be queued, one for each step in flight and each sequence that a draft head takes in,
-so that none is rewritten before it was read."""
+STAGES = 4
+"""Places for steps that are handed over: more than can be in flight, so that none is rewritten before it was read."""
+COPIES = 64
+"""The same for copies: a draft head queues one for each of its sequences."""
 
 
 class InputArea:
     """Memory that the inputs of all widths share, since steps follow each other on one stream: header and columns of
-    a width end where the block tables begin, so tables lie in the same place for every width."""
+    a width end where the block tables begin, so tables lie in the same place for every width.
+
+    A step of few rows takes its numbers in by itself (`kernels.take_in`): a copy by the driver took 26 to 50 us of the
+    host's time. For others a copy is queued.
+    """
 
     def __init__(self, rows: int, table_entries: int, device: torch.device) -> None:
         self.begin = HEADER + len(FILLS) * _padded(rows)
-        total = self.begin + table_entries
-        self.data = torch.zeros(total, dtype=torch.int32, device=device)
+        self.size = self.begin + table_entries
+        self.data = torch.zeros(self.size, dtype=torch.int32, device=device)
+        self.taken = torch.zeros(1, dtype=torch.int32, device=device)
+        """Number of the last step that was taken in."""
         pinned = device.type == "cuda"
-        self._staged = list(torch.zeros(_STAGES, total, dtype=torch.int32, pin_memory=pinned))
-        self._views = [stage.numpy().data for stage in self._staged]
-        self._turn = 0
-        self._copy = ctypes.CDLL("libcuda.so.1").cuMemcpyHtoDAsync_v2 if pinned else None
+        self.handed = torch.zeros(STAGES * self.size, dtype=torch.int32, pin_memory=pinned)
+        self._copied = torch.zeros(COPIES * self.size, dtype=torch.int32, pin_memory=pinned)
+        self._handed_view, self._copied_view = self.handed.numpy().data, self._copied.numpy().data
+        self._copies = self._hands = 0
 
     @property
     def tables(self) -> torch.Tensor:
         return self.data[self.begin :]
 
-    def write(self, columns: list[int], tables: Sequence[int]) -> None:
-        """Queue the copy of header and columns, which lie before the tables, and of the tables, flat."""
-        turn = self._turn = (self._turn + 1) % _STAGES
-        begin = 4 * (self.begin - len(columns))
-        numbers = [*columns, *tables]
-        struct.pack_into(f"{len(numbers)}i", self._views[turn], begin, *numbers)
-        self._queue(self._staged[turn], begin, 4 * len(numbers))
+    def hand(self, numbers: list[int], columns: int) -> None:
+        """Lay out header and columns, which are the first `columns` of `numbers` and lie before the tables, and the
+        tables, for a step that takes them in. Every hand is followed by one such step."""
+        self._hands += 1
+        numbers[NUMBER], numbers[LENGTH] = self._hands, len(numbers)
+        at = self._hands % STAGES * self.size + self.begin - columns
+        struct.pack_into(f"{len(numbers)}i", self._handed_view, 4 * at, *numbers)
 
-    def _queue(self, stage: torch.Tensor, begin: int, count: int) -> None:
-        """Copy bytes of a stage to their place on the device; by the driver itself, without the views that torch's copy
-        needs. With places in the ring instead of tensors this took a plain step of the engine from 578 to 545 us."""
-        if self._copy is None:
-            numbers = slice(begin // 4, (begin + count) // 4)
-            self.data[numbers].copy_(stage[numbers])
-            return
-        stream = torch.cuda.current_stream().cuda_stream
-        code = self._copy(
-            ctypes.c_uint64(self.data.data_ptr() + begin), ctypes.c_void_p(stage.data_ptr() + begin),
-            ctypes.c_size_t(count), ctypes.c_void_p(stream),
-        )  # fmt: skip
-        if code != 0:
-            raise RuntimeError(f"the CUDA driver refused a copy with code {code}: see the log")
+    def copy(self, numbers: list[int], columns: int) -> None:
+        """Queue their copy."""
+        self._copies += 1
+        begin = self.begin - columns
+        at, end = self._copies % COPIES * self.size + begin, begin + len(numbers)
+        struct.pack_into(f"{len(numbers)}i", self._copied_view, 4 * at, *numbers)
+        self.data[begin:end].copy_(self._copied[at : at + len(numbers)], non_blocking=True)
 
 
 class StepInputs:
@@ -76,26 +76,23 @@ class StepInputs:
 
     def __init__(self, rows: int, area: InputArea) -> None:
         self.rows = rows
-        self._area = area
+        self.area = area
         self._size = _padded(rows)
-        begin = area.begin - HEADER - len(FILLS) * self._size
+        self.begin = area.begin - HEADER - len(FILLS) * self._size
+        begin = self.begin
         self.header = area.data[begin : begin + HEADER]
         columns = [area.data[begin + HEADER + at * self._size :][:rows] for at in range(len(FILLS))]
-        self.tokens, self.sources, self.positions, self.slots, self.firsts, self.table_starts, self.logit_rows = (
-            columns[:7]
-        )
-        self.row_segments, self.segment_rows, self.skips = columns[7:]
-        """Of draft heads: the segment of each row, the first row of each segment, and the blocks at the beginning of
-        its table that the head does not read."""
+        self.tokens, self.sources, self.positions, self.slots, self.firsts, self.table_starts = columns[:6]
+        self.logit_rows, self.row_segments, self.segment_rows, self.skips = columns[6:]
+        """The last three are for draft heads: the segment of each row, the first row of each segment, and the blocks at
+        the beginning of its table that the head does not read."""
         self.tables = area.tables
 
     def write(
-        self,
-        header: Sequence[int],
-        columns: Sequence[Sequence[int]],
-        tables: Sequence[int],
+        self, header: Sequence[int], columns: Sequence[Sequence[int]], tables: Sequence[int], *, hand: bool = False
     ) -> None:
-        """Queue the copy of a step: `columns` in the order of the fields, shorter or missing ones filled up."""
+        """Bring a step to the device: `columns` in the order of the fields, shorter or missing ones filled up. `hand`
+        where the step takes it in."""
         flat = [*header, *([0] * (HEADER - len(header)))]
         size = self._size
         for at, fill in enumerate(FILLS):
@@ -105,7 +102,12 @@ class StepInputs:
                 flat += [fill] * (size - len(column))
             else:
                 flat += [fill] * size
-        self._area.write(flat, tables)
+        length = len(flat)
+        flat += tables
+        if hand:
+            self.area.hand(flat, length)
+        else:
+            self.area.copy(flat, length)
 
     def clear(self) -> None:
         """Rows that touch no cache and results that nobody reads: what a program may run on outside a step."""

@@ -94,17 +94,43 @@ def _halves(y, BN: tl.constexpr, R: tl.constexpr) -> Any:
 
 
 @triton.jit
+def take_in(
+    handed, area, taken, begin, size,
+    STAGES: tl.constexpr, NUMBER: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+) -> None:  # fmt: skip
+    """Fetch the numbers of the next step from the host's memory, if one was handed over; else keep what is there."""
+    _await(PDL)
+    due = tl.load(taken) + 1
+    source = handed + (due % STAGES) * size + begin
+    at = tl.arange(0, BLOCK)
+    inside = at < size - begin
+    first = tl.load(source + at, mask=inside, other=0, volatile=True)
+    number = tl.load(source + NUMBER, volatile=True)
+    length = tl.load(source + NUMBER + 1, volatile=True)
+    if number == due:
+        tl.store(area + begin + at, first, mask=at < length)
+        at += BLOCK
+        done = BLOCK
+        while done < length:
+            rest = tl.load(source + at, mask=at < length, other=0, volatile=True)
+            tl.store(area + begin + at, rest, mask=at < length)
+            at += BLOCK
+            done += BLOCK
+        tl.store(taken, due)
+
+
+@triton.jit
 def embed(
     tokens, sources, ring, table, x_ptr, began,
     K: tl.constexpr, BLOCK: tl.constexpr, TIMED: tl.constexpr, PDL: tl.constexpr,
 ) -> None:  # fmt: skip
     """Rows of the embedding; a token with a source comes from the ring of sampled tokens. TIMED: note when."""
     row = tl.program_id(0)
-    source = tl.load(sources + row)
     _await(PDL)
     if TIMED:  # noqa: SIM102 - the outer one is decided at compile time
         if row == 0:
             tl.store(began, globaltimer())
+    source = tl.load(sources + row)
     token = tl.load(tokens + row)
     if source >= 0:
         token = tl.load(ring + source).to(tl.int32)

@@ -11,7 +11,7 @@ import triton
 
 from engine.model.config import ModelConfig
 from engine.model.cuda import kernels
-from engine.model.cuda.inputs import DRAFT_WORDS, RING, StepInputs, Tape
+from engine.model.cuda.inputs import DRAFT_WORDS, NUMBER, RING, STAGES, StepInputs, Tape
 from engine.model.cuda.packing import PackedLayer, PackedWeights
 from engine.model.cuda.tiling import Tiling, tiling
 from engine.model.kv import PagedKV
@@ -141,6 +141,11 @@ class AttentionTiling:
         return -(-context // self.chunk)
 
 
+def takes_in(rows: int) -> bool:
+    """Whether a step of so many rows is handed over; one program fetches it, so it must not be long."""
+    return rows <= SPLIT_ROWS
+
+
 def group_of(config: ModelConfig) -> int:
     """Query heads of one KV head, padded to a tensor-core tile."""
     return max(8, 1 << (config.num_heads // config.num_kv_heads - 1).bit_length())
@@ -161,7 +166,8 @@ class ProgramBuilder:
     def body(self, rows: int, inputs: StepInputs, context: int, layers: Sequence[int] | None = None) -> list[Launch]:
         """Embedding and layers; `context` bounds the positions that any row reads."""
         run = range(self.config.num_layers) if layers is None else layers
-        launches = [self._embed(rows, inputs)]
+        launches = [self._take_in(inputs)] if takes_in(rows) else []
+        launches.append(self._embed(rows, inputs))
         stream = 0
         for layer in run:
             launches += self.layer(layer, stream, rows, inputs, context)
@@ -191,6 +197,13 @@ class ProgramBuilder:
             {"M": rows, "K": c.hidden_size, **tile.constants(), "DRAFTS": drafts}, tile.warps, tile.registers,
         )  # fmt: skip
         return launch, tiles
+
+    def _take_in(self, inputs: StepInputs) -> Launch:
+        area = inputs.area
+        return Launch(
+            "take_in", kernels.take_in, (1,), (area.handed, area.data, area.taken, inputs.begin, area.size),
+            {"STAGES": STAGES, "NUMBER": NUMBER, "BLOCK": 512}, 4,
+        )  # fmt: skip
 
     def _embed(self, rows: int, inputs: StepInputs) -> Launch:
         b, width = self.buffers, self.config.hidden_size
