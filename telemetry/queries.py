@@ -6,17 +6,19 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import duckdb
+import psutil  # type: ignore[import-untyped]
 
 from telemetry.database import Connection
 
 MAX_ROWS = 10_000
 MAX_SECONDS = 10.0
 MAX_MEMORY_MB = 512
+"""By which the process may grow while a query runs."""
 MAX_SQL = 65_536
 _TABLE_FUNCTIONS = frozenset(
     {
@@ -31,6 +33,13 @@ _GREEDY_FUNCTIONS = frozenset(
     }
 )  # fmt: skip
 """One call can allocate gigabytes that no limit sees and no interrupt ends."""
+_GROWING_FUNCTIONS = frozenset({"||", "concat", "concat_ws", "list_concat", "list_cat", "array_concat", "array_cat"})
+_MOST_GROWING = 12
+"""Each can double its argument, and a chain of them is computed in one go: 64 kB at most become 256 MB."""
+_REPLACING_FUNCTIONS = frozenset({"replace", "regexp_replace", "translate"})
+"""With a long replacement one call squares its argument, so pattern and replacement must stand in the query."""
+_LONGEST_REPLACEMENT = 64
+_WATCH_S = 0.02
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 
 
@@ -70,16 +79,11 @@ def run_query(cursor: Connection, sql: str, limits: Limits = DEFAULT_LIMITS) -> 
         statement = check(sql)
         if not 0 < limits.max_rows <= 10_000_000:
             raise QueryError(f"max_rows is {limits.max_rows}; it must lie between 1 and 10000000.")
-        begun = time.perf_counter()
-        timer = threading.Timer(limits.seconds, _interrupter(cursor))
-        timer.daemon = True
-        timer.start()
-        try:
-            return _execute(cursor, statement, limits, begun)
-        except duckdb.Error as error:
-            raise QueryError(_sentence(error, limits)) from None
-        finally:
-            timer.cancel()
+        with _Watch(cursor, limits.seconds) as watch:
+            try:
+                return _execute(cursor, statement, limits, time.perf_counter())
+            except duckdb.Error as error:
+                raise QueryError(watch.sentence or _sentence(error)) from None
     finally:
         cursor.close()
 
@@ -101,14 +105,41 @@ def _execute(cursor: Connection, statement: Statement, limits: Limits, begun: fl
     )
 
 
-def _interrupter(cursor: Connection) -> Callable[[], None]:
-    def interrupt() -> None:
-        try:
-            cursor.interrupt()
-        except duckdb.Error:
-            pass  # it ended at the same moment
+class _Watch:
+    """Interrupts a query that takes too long, or with which the process grows too much: strings that are built up and
+    lists that are collected lie outside the memory limit of the database."""
 
-    return interrupt
+    def __init__(self, cursor: Connection, seconds: float) -> None:
+        self.sentence = ""
+        self._cursor = cursor
+        self._seconds = seconds
+        self._process = psutil.Process()
+        self._most_bytes = self._process.memory_info().rss + MAX_MEMORY_MB * 1_000_000
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="query-watch", daemon=True)
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + self._seconds
+        while not self._done.wait(_WATCH_S):
+            if time.monotonic() > deadline:
+                self.sentence = (
+                    f"The query ran longer than {self._seconds:g} s and was stopped: narrow it by run or by time."
+                )
+            elif self._process.memory_info().rss > self._most_bytes:
+                self.sentence = _TOO_MUCH_MEMORY
+            if self.sentence:
+                try:
+                    self._cursor.interrupt()
+                except duckdb.Error:
+                    return  # it ended at the same moment
 
 
 def _narrowed(cursor: Connection, tables: frozenset[str], run: int) -> str:
@@ -147,6 +178,7 @@ def check(sql: str) -> Statement:
         tree = _tree(inner)
         for name in sorted(_closed_functions(tree)):
             raise QueryError(f"The function {name}() is closed to queries, which only read tables and views.")
+        _check_growth(tree)
     tables = frozenset(str(part.get("table_name", "")).lower() for part in _parts(tree) if _is_table(part))
     return Statement(text, tables, explained is not None)
 
@@ -178,6 +210,26 @@ def _closed_functions(tree: dict[str, Any]) -> set[str]:
     return closed
 
 
+def _check_growth(tree: dict[str, Any]) -> None:
+    """Refuse what can make gigabytes of a short text in one step that nothing interrupts. Raises `QueryError`."""
+    growing = 0
+    for part in _parts(tree):
+        arguments = [argument["expression"] for argument in part.get("arguments", ())]
+        growing += max(0, len(arguments) - 1) if _name(part) in _GROWING_FUNCTIONS else 0
+        if _name(part) in _REPLACING_FUNCTIONS and not all(map(_is_short_text, arguments[1:])):
+            raise QueryError(
+                f"{_name(part)}() takes its pattern and replacement as texts of at most {_LONGEST_REPLACEMENT} "
+                "characters here, not as columns."
+            )
+    if growing > _MOST_GROWING:
+        raise QueryError(f"The query joins texts or lists {growing} times; at most {_MOST_GROWING} are taken.")
+
+
+def _is_short_text(node: dict[str, Any]) -> bool:
+    text = str(node.get("literal", {}).get("text", ""))
+    return node.get("class") == "CONSTANT" and len(text) <= _LONGEST_REPLACEMENT
+
+
 def _name(function: dict[str, Any]) -> str:
     return str(function.get("function_name", "")).lower()
 
@@ -192,11 +244,12 @@ def _parts(node: Any) -> Iterator[dict[str, Any]]:
             yield from _parts(value)
 
 
-def _sentence(error: duckdb.Error, limits: Limits) -> str:
-    if isinstance(error, duckdb.InterruptException):
-        return f"The query ran longer than {limits.seconds:g} s and was stopped: narrow it by run or by time."
+_TOO_MUCH_MEMORY = "The query needed more memory than it may use: narrow it by run or by time."
+
+
+def _sentence(error: duckdb.Error) -> str:
     if isinstance(error, duckdb.OutOfMemoryException):
-        return "The query needed more memory than it may use: narrow it by run or by time."
+        return _TOO_MUCH_MEMORY
     if isinstance(error, duckdb.PermissionException):
         return "Files, network and extensions are closed to queries, which only read tables and views."
     return _tidy(error)

@@ -8,12 +8,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from engine.bench.step_stream import StepStream, run_record
+from telemetry import queries
 from telemetry.batch import pack
 from telemetry.formats import plain, to_csv, to_json, to_parquet, to_table
 from telemetry.queries import Limits, QueryError, Result
@@ -246,3 +248,28 @@ def test_names_that_occur_twice_are_told_apart_in_parquet(ask: Ask, tmp_path: Pa
 
 def test_plain_values_are_those_of_json() -> None:
     json.dumps(plain({"bytes": b"\x01", "inf": float("inf"), "nested": [{"x": (1, 2)}]}), allow_nan=False)
+
+
+def _doubled(times: int) -> str:
+    names = [f"a{at}" for at in range(times + 1)]
+    steps = (f"{name} AS (SELECT s || s AS s FROM {before})" for before, name in pairwise(names))
+    return f"WITH a0 AS (SELECT run_id AS s FROM runs), {', '.join(steps)} SELECT length(s) FROM {names[-1]}"
+
+
+def test_text_that_doubles_itself_again_and_again_is_refused_before_it_runs(telemetry: Telemetry) -> None:
+    with pytest.raises(QueryError, match="joins texts or lists 40 times"):
+        telemetry.query(_doubled(40))
+    assert telemetry.query(_doubled(4)).rows[0][0] == 16 * len("one")
+    with pytest.raises(QueryError, match="not as columns"):
+        telemetry.query("SELECT replace(run_id, 'o', run_id) FROM runs")
+    assert telemetry.query("SELECT replace(run_id, 'o', 'O') FROM runs ORDER BY run").rows[0][0] == "One"
+
+
+def test_a_query_with_which_the_process_grows_too_much_is_stopped_and_says_so(
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "MAX_MEMORY_MB", 100)
+    begun = time.monotonic()
+    with pytest.raises(QueryError, match="more memory"):
+        telemetry.query(f"SELECT string_agg(run_id || '{'y' * 2000}') FROM runs, range(100000000)", Limits(seconds=30))
+    assert time.monotonic() - begun < 20
