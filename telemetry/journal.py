@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import msgspec
 
 from telemetry.batch import Batch, BatchError, decode, encode
 
+Row = tuple[str, tuple[Any, ...]]
+"""A table and a ready row of it, without the run number."""
+
 _FRAME = struct.Struct("<4sQII")
 _MAGIC = b"MTRJ"
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[bytes, list[Row]])
 MOST_BYTES = 64 * 1024 * 1024
 """Of one of the two files."""
 
@@ -40,9 +47,9 @@ class Journal:
         """The database is far behind; what comes now is safe only when it gets there."""
         return self._writing.size > MOST_BYTES
 
-    def append(self, number: int, batches: list[Batch]) -> None:
+    def append(self, number: int, batches: list[Batch], rows: Sequence[Row] = ()) -> None:
         """Raises `OSError`."""
-        payload = encode(batches)
+        payload = _encoder.encode((encode(batches), rows))
         self._writing.append(number, _FRAME.pack(_MAGIC, number, len(payload), zlib.crc32(payload)) + payload)
 
     def turn(self) -> None:
@@ -94,12 +101,12 @@ class _File:
         self._path.unlink(missing_ok=True)
 
 
-def read(database: Path, after: int) -> dict[int, list[Batch]]:
-    """The batches, by number and in order, of an owner that did not close, which were not committed."""
+def read(database: Path, after: int) -> dict[int, tuple[list[Batch], list[Row]]]:
+    """Batches and rows, by number and in order, of an owner that did not close, which were not committed."""
     return dict(sorted(chain.from_iterable(_frames(path, after) for path in paths_of(database))))
 
 
-def _frames(path: Path, after: int) -> Iterator[tuple[int, list[Batch]]]:
+def _frames(path: Path, after: int) -> Iterator[tuple[int, tuple[list[Batch], list[Row]]]]:
     """Ends at the first damaged frame."""
     try:
         data = path.read_bytes()
@@ -114,6 +121,7 @@ def _frames(path: Path, after: int) -> Iterator[tuple[int, list[Batch]]]:
         at += _FRAME.size + length
         if number > after:
             try:
-                yield number, decode(payload)
-            except BatchError:
+                batches, rows = _decoder.decode(payload)
+                yield number, (decode(batches), rows)
+            except (BatchError, msgspec.DecodeError):
                 return

@@ -54,9 +54,10 @@ def _take_journal(connection: Connection, path: Path, pulse: beat.Pulse | None) 
     running = scalar(connection, "SELECT max(run) FROM runs WHERE state = 'running'")
     if running is not None:
         writer.adopt(context_of(connection, running))
-    batches = [batch for frame in frames.values() for batch in frame]
+    batches = [batch for batches, _ in frames.values() for batch in batches]
+    rows = [row for _, rows in frames.values() for row in rows]
     written = pulse.journal_us if pulse else scalar(connection, "SELECT epoch_us(now())")
-    writer.commit(Flush(batches, seq=max(frames)), written)
+    writer.commit(Flush(batches, rows, seq=max(frames)), written)
 
 
 def _state_gap(connection: Connection, run: int, pulse: beat.Pulse) -> None:

@@ -7,9 +7,9 @@ import os
 import shutil
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import pyarrow as pa
 from telemetry.batch import Batch
 from telemetry.beat import Beat
 from telemetry.database import Connection, StoreError, first_line, fits_no_table, open_owned, unreadable
-from telemetry.journal import Journal
+from telemetry.journal import Journal, Row
 from telemetry.migrations import scalar
 from telemetry.retention import Retention, compact, expire, is_worth_compacting, size_of
 from telemetry.writer import Flush, RunContext, Writer
@@ -53,11 +53,12 @@ _REFUSED = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Batches that are one frame of the journal; numbers only grow, and the database knows the last one it has."""
+    """Batches and rows that are one frame of the journal; numbers only grow, the database knows its last."""
 
     number: int
     batches: list[Batch]
     records: int
+    rows: list[Row]
 
 
 class Store:
@@ -93,7 +94,8 @@ class Store:
         self._closing = threading.Event()
         self._arrived: list[Batch] = []
         self._arrived_count = 0
-        self._rows: deque[tuple[str, tuple[Any, ...]]] = deque(maxlen=_ROWS_CAPACITY)
+        self._arrived_rows: list[Row] = []
+        self._rows_waiting = 0
         self._unwritten: Counter[str] = Counter()
         self._announced: dict[str, str] = {}
         self._staged: list[Chunk] = []
@@ -144,10 +146,11 @@ class Store:
         """Queue ready rows (without the run number) of one of the small tables."""
         with self._guard:
             for row in table_rows:
-                if len(self._rows) == _ROWS_CAPACITY:
+                if self._rows_waiting == _ROWS_CAPACITY:
                     self._lose(table, 1)
                 else:
-                    self._rows.append((table, row))
+                    self._arrived_rows.append((table, row))
+                    self._rows_waiting += 1
 
     def lose(self, kind: str, count: int) -> None:
         """Count what was dropped elsewhere."""
@@ -184,7 +187,7 @@ class Store:
             target = self._accepted
         deadline = time.monotonic() + timeout_s
         with self._idle:
-            while self._settled < target or self._rows or self._unwritten:
+            while self._settled < target or self._rows_waiting or self._unwritten:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._thread.is_alive():
                     return False
@@ -195,7 +198,7 @@ class Store:
 
     def freshen(self, age_s: float = 0.5) -> None:
         """Before a query: bring in what is older than `age_s`, without waiting for a database in trouble."""
-        if self.queued and time.monotonic() - self._committed_at > age_s and not self.trouble:
+        if (self.queued or self._rows_waiting) and time.monotonic() - self._committed_at > age_s and not self.trouble:
             self.flush(2.0)
 
     def end_run(self, reason: str) -> None:
@@ -254,10 +257,11 @@ class Store:
     def _stage_guarded(self) -> None:
         with self._guard:
             batches, self._arrived = self._arrived, []
+            rows, self._arrived_rows = self._arrived_rows, []
             chunks = []
-            if batches:
+            if batches or rows:
                 self._chunk += 1
-                chunks = [Chunk(self._chunk, batches, self._arrived_count)]
+                chunks = [Chunk(self._chunk, batches, self._arrived_count, rows)]
             self._staged += chunks
             self._staged_count += self._arrived_count
             self._arrived_count = 0
@@ -270,19 +274,19 @@ class Store:
             return False
         try:
             for chunk in chunks:
-                self._journal.append(chunk.number, chunk.batches)
+                self._journal.append(chunk.number, chunk.batches, chunk.rows)
         except OSError as error:
             self.trouble = self._sentence(error)
             return False  # they stay in memory, and the commit may still succeed
         return True
 
     def _is_due(self) -> bool:
-        waiting = bool(self._staged or self._rows or self._unwritten)
+        waiting = bool(self._staged or self._unwritten)
         late = time.monotonic() - self._committed_at >= self._commit_s
         return waiting and (late or self._wanted or self._end is not None or self._is_much())
 
     def _is_much(self) -> bool:
-        return self._staged_count >= _BATCH or len(self._rows) >= _ROWS_CAPACITY // 4
+        return self._staged_count >= _BATCH or self._rows_waiting >= _ROWS_CAPACITY // 4
 
     def _commit(self) -> None:
         """Write the oldest chunks, as many as make a good transaction."""
@@ -294,15 +298,15 @@ class Store:
             taken = self._staged[:chunks]
             batches = [batch for chunk in taken for batch in chunk.batches]
             number = taken[-1].number if taken else self._writer.next_seq - 1
-            flush = Flush(batches, list(self._rows), dict(self._unwritten), self.queued - count, number)
+            rows = [row for chunk in taken for row in chunk.rows]
+            flush = Flush(batches, rows, dict(self._unwritten), self.queued - count, number)
             self._journal.turn()
         self._write(flush)
         with self._guard:
             self._settled += count
             self._staged_count -= count
             del self._staged[:chunks]
-            for _ in flush.rows:
-                self._rows.popleft()
+            self._rows_waiting -= len(rows)
             for kind, lost in flush.losses.items():
                 self._unwritten[kind] -= lost
             self._unwritten = +self._unwritten
@@ -392,9 +396,7 @@ class Store:
         with self._guard:
             self._accepted = self.queued
             self._settled = 0
-            self._staged = [
-                Chunk(self._chunk + at, chunk.batches, chunk.records) for at, chunk in enumerate(self._staged, start=1)
-            ]
+            self._staged = [replace(chunk, number=self._chunk + at) for at, chunk in enumerate(self._staged, start=1)]
             self._chunk += len(self._staged)
         self._journaled(self._staged)
 

@@ -412,12 +412,32 @@ def test_the_journal_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch
         time.sleep(0.2)
         store.put(pack(StepStream().take(30)))
         time.sleep(0.5)
-        waiting = [batch for frame in journal.read(store.path, 0).values() for batch in frame]
+        waiting = [batch for batches, _ in journal.read(store.path, 0).values() for batch in batches]
         assert sum(batch.rows("steps") for batch in waiting) == 30
     finally:
         released.set()
         store.close()
     assert open_for_reading(store.path).execute("SELECT count(*) FROM lane_steps").fetchall() == [(30,)]
+
+
+def test_what_was_said_survives_a_kill_too(tmp_path: Path) -> None:
+    path = tmp_path / "victim.duckdb"
+    code = (
+        _VICTIM.split("while True")[0]
+        + """
+store.put_rows("contents", [(time.time_ns() // 1000, "a", "[]", "so be it")])
+time.sleep(0.4)
+print("said", flush=True)
+time.sleep(60)
+"""
+    )
+    victim = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    victim.stdout.readline()
+    victim.kill()
+    victim.communicate()
+    reader = open_for_reading(path)
+    assert reader.execute("SELECT run, request_id, reply FROM contents").fetchall() == [(1, "a", "so be it")]
 
 
 def test_a_journal_that_ends_in_the_middle_of_a_frame_gives_what_came_before(tmp_path: Path) -> None:
