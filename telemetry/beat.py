@@ -5,6 +5,7 @@ It is written, not mapped: on a full disk or a file that became read-only a stor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class Beat:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def _put(self, data: bytes, at: int) -> None:
         if self._file is not None:

@@ -385,7 +385,8 @@ class Store:
             self._reopen_guarded()
 
     def _reopen_guarded(self) -> None:
-        self._journal.close()  # or the open would take it for that of a killed owner
+        self._journal.close()  # or the open would take both for those of a killed owner
+        self._beat.close()
         with self._database_guard:
             try:
                 self._open()
