@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -55,7 +56,7 @@ LATEST_NS = 1 << 62
 """Beyond it a time on the engine's clock is none; its sum with Unix time must stay one."""
 
 
-class Batch(msgspec.Struct, array_like=True, gc=False):
+class Batch(msgspec.Struct, array_like=True, dict=True):
     """What happened in one stretch of a run, by kind; each kind in the order in which it happened."""
 
     run: RunRecord | None = None
@@ -69,10 +70,19 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
     malformed: dict[str, int] = {}
     """Records that no column can hold, by kind."""
 
+    @cached_property
+    def _read(self) -> dict[str, dict[str, Array]]:
+        """Tables that somebody asked for already: of a small batch, making them costs most."""
+        return {}
+
     def table(self, name: str) -> dict[str, Array]:
         """The columns of one of `TABLES`, [rows] each."""
-        found = self.tables.get(name, {})
-        return {column: np.frombuffer(found.get(column, b""), kind) for column, kind in _KINDS[name].items()}
+        if name not in self._read:
+            found = self.tables.get(name, {})
+            self._read[name] = {
+                column: np.frombuffer(found.get(column, b""), kind) for column, kind in _KINDS[name].items()
+            }
+        return self._read[name]
 
     def rows(self, name: str) -> int:
         """Of one of `TABLES`."""

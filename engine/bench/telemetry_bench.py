@@ -24,6 +24,7 @@ import psutil  # type: ignore[import-untyped]
 
 from engine.bench.result import BenchResult
 from engine.bench.step_stream import StepStream, run_record
+from engine.runtime.outbox import RECORDS_S
 from telemetry.batch import encode, pack
 from telemetry.database import open_for_reading
 from telemetry.record import SeqShare, StepRecord
@@ -111,11 +112,11 @@ def _idle(options: TelemetryOptions, result: BenchResult, directory: Path, progr
     shares = []
     for _ in range(options.rounds):
         used, begun = time.process_time(), time.perf_counter()
-        payloads = [encode(pack(stream.take(5))) for _ in range(100)]
+        payloads = [encode(pack(stream.take(round(100 * RECORDS_S)))) for _ in range(50)]
         made = time.process_time() - used
         for payload in payloads:
             telemetry.ingest(payload)
-            time.sleep(0.05)
+            time.sleep(RECORDS_S)
         shares.append((time.process_time() - used - made) / (time.perf_counter() - begun) * 100)
     telemetry.close()
     result.add("server_cpu_percent_of_a_core_at_100_steps_per_s", shares)

@@ -19,10 +19,10 @@ from types import TracebackType
 from engine.bench.local import LocalEngine, open_text
 from engine.bench.step_stream import run_record
 from engine.model.open import open_device
+from engine.runtime.outbox import RECORDS_S
 from telemetry.batch import encode, pack
 from telemetry.setup import Telemetry
 
-FLUSH_S = 0.05
 TELL_S = 0.1
 PROMPT = "Tell me about the harbour in the early morning, the boats, the nets and the weather."
 _HEAD = struct.Struct("<I")
@@ -96,7 +96,7 @@ def _send(engine: LocalEngine, recorder: Recorder, done: threading.Event) -> Non
     """What the flush of the engine process does: take what was recorded, pack it, send it."""
     last = False
     while not last:
-        last = done.wait(FLUSH_S)
+        last = done.wait(RECORDS_S)
         records, engine.out.records = engine.out.records, []
         if records:
             recorder.send(encode(pack(records)))

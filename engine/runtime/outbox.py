@@ -13,7 +13,7 @@ from telemetry.batch import encode, pack
 from telemetry.record import AnyRecord
 
 FLUSH_S = 0.010
-RECORDS_S = 0.050
+RECORDS_S = 0.100
 IDLE_S = 0.5
 MAX_PENDING = 500_000
 """Events that may wait for a server that does not read; beyond it the link counts as dead."""
@@ -61,7 +61,7 @@ class BatchOutbox:
 
 
 class Flusher(threading.Thread):
-    """Writes batches: at once after a pause, every 10 ms under load, records every 50 ms.
+    """Writes batches: at once after a pause, every 10 ms under load, records every 100 ms.
 
     A lever change is recorded before it is acknowledged: its batch carries the records first.
     """
