@@ -60,7 +60,7 @@ class Telemetry:
         """The same for batches that are decoded already."""
         self.store.put(batches, lost)
         self.spans.put(batches)
-        self.hub.update(batches)
+        self.hub.put(batches)
         self.hub.set_lost(self.store.losses)
 
     def announce(self, request_id: str, prompt_tokens: int = 0, conversation_id: str = "", trace_id: str = "") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -220,3 +221,33 @@ def test_without_a_measured_plain_step_there_is_no_speed_up(hub: Hub) -> None:
     hub.update(pack([step(number, "mtp", emitted=4) for number in range(10)]))
     assert hub.requests()[0].speedup is None
     assert LiveRequest("x", 0.0).speedup is None
+
+
+def test_batches_that_wait_show_once_somebody_looks_and_count_as_if_taken_one_by_one(hub: Hub) -> None:
+    waiting = Hub(ManualClock())
+    stream = StepStream()
+    batches = [pack([a_run()]), *(pack(stream.take(3)) for _ in range(9)), pack([ended("a")])]
+    for batch in batches:
+        waiting.put(batch)
+        hub.update(batch)
+    window, expected = (seen.subscribe() for seen in (waiting, hub))
+    assert waiting.lanes == hub.lanes
+    assert waiting.tokens_out == hub.tokens_out > 0
+    assert waiting.gate() == hub.gate()
+    assert _without_plain_time(waiting) == _without_plain_time(hub)
+    assert window.read() == expected.read()
+
+
+def _without_plain_time(hub: Hub) -> list[LiveRequest]:
+    """What plain decoding would have taken is judged by what was known before a batch, so it depends on their size."""
+    return [replace(request, decode_ns=0, plain_ns=0.0) for request in hub.requests()]
+
+
+def test_a_new_run_among_waiting_batches_begins_new_totals(hub: Hub) -> None:
+    for number in range(3):
+        hub.put(pack([step(number)]))
+    hub.put(pack([run_record("second", unix_ns=1_000_000 * MS)]))
+    hub.put(pack([step(0, emitted=1)]))
+    with hub.guard:
+        assert hub.run == run_record("second", unix_ns=1_000_000 * MS)
+        assert hub.tokens_out == 1
