@@ -663,17 +663,29 @@ async def test_two_thousand_frames_leave_the_heap_as_flat_as_the_first(page: Pag
     assert after_nodes - before_nodes < 20, f"{before_nodes} -> {after_nodes} elements"
 
 
+YARDSTICK = """(() => {
+  const begun = performance.now();
+  let sum = 0;
+  for (let at = 0; at < 2e7; at += 1) sum = (sum + at * 7) % 1000003;
+  return sum < 0 ? 0 : performance.now() - begun;
+})()"""
+YARDSTICK_MS = 75.0
+"""Of a core for which the share is stated; on a slower one the same work takes a larger share."""
+
+
 async def test_live_at_ten_hertz_costs_a_small_share_of_a_core(page: Page, server: FakeServer) -> None:
     await opened(page, server)
     shares: list[float] = []
+    yardsticks = [float(await page.run(YARDSTICK)) for _ in range(5)]
+    allowed = 0.05 * max(1.0, min(yardsticks) / YARDSTICK_MS)
     async with live(server):
         await asyncio.sleep(2)
-        while len(shares) < 5 and min(shares, default=1.0) >= 0.05:  # processor time stretches on a busy machine
+        while len(shares) < 5 and min(shares, default=1.0) >= allowed:  # processor time stretches on a busy machine
             before, start = await page.metrics(), time.monotonic()
             await asyncio.sleep(3)
             after, end = await page.metrics(), time.monotonic()
             shares.append((after["TaskDuration"] - before["TaskDuration"]) / (end - start))
-    assert min(shares) < 0.05, f"{shares} of a core in the main thread of the tab"
+    assert min(shares) < allowed, f"{shares} of a core in the main thread of the tab, {allowed:.3f} allowed"
 
 
 async def test_nothing_is_drawn_while_the_tab_is_hidden(page: Page, server: FakeServer) -> None:
