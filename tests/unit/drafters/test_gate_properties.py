@@ -75,18 +75,23 @@ class Watched(Gate):
             assert losses + 1 >= self.settings.dwell
 
 
+def take_step(gate: Gate, stretch: Stretch) -> None:
+    """The gate chooses, the machine of the stretch runs the step, the gate hears of it."""
+    gate.maybe_remeasure(stretch.depth, stretch.width)
+    gate.note_depth(stretch.depth)
+    if gate.next_step() is Arm.PLAIN:
+        gate.record_decode(stretch.plain_ms * MS, stretch.width)
+    else:
+        gate.record_verify_step(stretch.verify_ms * MS, (1 + stretch.accepted) * stretch.width, stretch.width)
+
+
 @settings(max_examples=60, deadline=None)
 @given(STRETCHES, SETTINGS)
 def test_the_gate_keeps_its_promises_on_any_machine(stretches: list[Stretch], levers: GateSettings) -> None:
     gate = Watched(levers)
     for stretch in stretches:
         for _ in range(stretch.steps):
-            gate.maybe_remeasure(stretch.depth, stretch.width)
-            gate.note_depth(stretch.depth)
-            if gate.next_step() is Arm.PLAIN:
-                gate.record_decode(stretch.plain_ms * MS, stretch.width)
-            else:
-                gate.record_verify_step(stretch.verify_ms * MS, (1 + stretch.accepted) * stretch.width, stretch.width)
+            take_step(gate, stretch)
             shown = gate.explain()
             assert all(math.isfinite(rate) and math.isfinite(dev) for _, rate, dev, _, _ in shown.arms)
             assert all(rate == -1 or rate > 0 for _, rate, _, _, _ in shown.arms)
@@ -146,12 +151,7 @@ def test_in_no_window_do_probes_cost_more_than_their_budget(stretches: list[Stre
     gate = Accounting(levers)
     for stretch in stretches:
         for _ in range(stretch.steps):
-            gate.maybe_remeasure(stretch.depth, stretch.width)
-            gate.note_depth(stretch.depth)
-            if gate.next_step() is Arm.PLAIN:
-                gate.record_decode(stretch.plain_ms * MS, stretch.width)
-            else:
-                gate.record_verify_step(stretch.verify_ms * MS, (1 + stretch.accepted) * stretch.width, stretch.width)
+            take_step(gate, stretch)
     dearest = max((charged for _, charged in gate.steps), default=0.0)
     owed = most_owed = 0.0
     for wall_ns, charged in gate.steps:
