@@ -120,8 +120,9 @@ class Router:
         offer = self._offer(engine, able, seqs, pinned)
         match_len = self._drafting.match_len(engine, seqs[0]) if DrafterName.NGRAM in offer else 0
         arm = arbiter.choose(offer, max(seq.seq_len for seq in seqs), len(seqs), match_len, pinned)
-        refusals = (*refusals, *_not_chosen(tuple(able), arm.drafter))
-        return Choice(arm.drafter, arm.drafts, refusals, may_run_ahead=arm.drafter is None, arm=arm, is_exact=True)
+        ahead = arm.drafter is None and engine.ctx.device.facts.runs_ahead
+        refusals = (*refusals, *_not_chosen(tuple(able), arm.drafter, ahead))
+        return Choice(arm.drafter, arm.drafts, refusals, may_run_ahead=ahead, arm=arm, is_exact=True)
 
     def _offer(
         self, engine: EngineState, able: Seq[DrafterName], seqs: Seq[Sequence], pinned: GateReason | None

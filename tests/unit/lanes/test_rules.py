@@ -422,6 +422,20 @@ def test_what_auto_decodes_plainly_runs_ahead_and_says_the_same() -> None:
     assert bench.sink.steps("mtp")
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
+@pytest.mark.parametrize("drafter", ["auto", "mtp"])
+def test_a_plain_step_lists_running_ahead_as_refused_only_where_it_cannot(drafter: str, runs_ahead: bool) -> None:
+    device = ScriptedDevice(runs_ahead=runs_ahead, drafters=MTP, max_context=1024, num_blocks=300)
+    device.accuracy = lambda position, at: False
+    device.costs = Costs(step=1000, row=2000, draft=500)
+    bench = Workbench(device, drafter=drafter)
+    bench.submit("a", max_tokens=300)
+    bench.run()
+    plain = bench.sink.steps("pipelined" if runs_ahead else "plain")
+    assert len(plain) > 100
+    assert {("pipelined", "speculation") in step.refusals for step in plain} == {not runs_ahead}
+
+
 # Prompts
 
 
