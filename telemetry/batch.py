@@ -1,7 +1,8 @@
 """The records of one flush as columns: packed beside the tick thread, sent, kept in the journal, put into the database.
 
 Steps and decisions of the gate come by the thousand and are columns of numbers; what they name (words, refusals,
-requests) stands once in a lookup of the batch. Every other kind is rare and stays a record.
+requests) stands once in a lookup of the batch. Every other kind is rare and stays a record. Of few records columns cost
+more than they save: a loose batch holds them all as records until it is merged with others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, groupby, islice
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -52,6 +54,8 @@ LOOKUPS = {
     ("gates", "reason"): "words", ("arms", "name"): "words",
 }  # fmt: skip
 """Columns that hold a place in a lookup."""
+FEW = 256
+"""Fewer records than these are sent loose."""
 LATEST_NS = 1 << 62
 """Beyond it a time on the engine's clock is none; its sum with Unix time must stay one."""
 
@@ -67,6 +71,7 @@ class Batch(msgspec.Struct, array_like=True, dict=True):
     tables: dict[str, dict[str, bytes]] = {}
     """Little-endian numbers by table and column; a table without rows is left out."""
     others: list[AnyRecord] = []
+    """Those of rare kinds; in a loose batch all."""
     malformed: dict[str, int] = {}
     """Records that no column can hold, by kind."""
 
@@ -84,8 +89,13 @@ class Batch(msgspec.Struct, array_like=True, dict=True):
             }
         return self._read[name]
 
+    @property
+    def is_loose(self) -> bool:
+        """Nothing in it is a column yet."""
+        return not self.tables and bool(self.others)
+
     def rows(self, name: str) -> int:
-        """Of one of `TABLES`."""
+        """Of one of `TABLES`; of a loose batch none."""
         column, kind = next(iter(_KINDS[name].items()))
         return len(self.tables.get(name, {}).get(column, b"")) // kind.itemsize
 
@@ -187,24 +197,38 @@ class _Lookups:
         )  # fmt: skip
 
 
+def message(records: Sequence[AnyRecord]) -> bytes:
+    """What the engine sends of one flush; `decode` reads it."""
+    if len(records) < FEW:
+        try:
+            return encode([Batch(run, others=others) for run, others in _by_run(records)])
+        except (OverflowError, TypeError):
+            pass  # something in it cannot be sent; columns know what
+    return encode(pack(records))
+
+
 def pack(records: Iterable[AnyRecord]) -> list[Batch]:
-    """The records as batches: one, and another for every run that begins among them."""
-    batches: list[Batch] = []
+    """The records as batches of columns: one, and another for every run that begins among them."""
+    return [_packed(run, others) for run, others in _by_run(records)]
+
+
+def _by_run(records: Iterable[AnyRecord]) -> Iterator[tuple[RunRecord | None, list[AnyRecord]]]:
+    """The records of each run after the one with which it begins; nothing of nothing."""
     run: RunRecord | None = None
     waiting: list[AnyRecord] = []
     for record in records:
         if type(record) is RunRecord:
-            batches += _packed(run, waiting)
+            if run is not None or waiting:
+                yield run, waiting
             run, waiting = record, []
         else:
             waiting.append(record)
-    return [*batches, *_packed(run, waiting)]
+    if run is not None or waiting:
+        yield run, waiting
 
 
-def _packed(run: RunRecord | None, records: list[AnyRecord]) -> list[Batch]:
-    """One batch, or none of nothing; where a value fits no column, the halves are tried, down to the culprit."""
-    if run is None and not records:
-        return []
+def _packed(run: RunRecord | None, records: list[AnyRecord]) -> Batch:
+    """Where a value fits no column, the halves are tried, down to the culprit."""
     try:
         batch = _pack(records)
     except (OverflowError, TypeError, ValueError):
@@ -212,9 +236,11 @@ def _packed(run: RunRecord | None, records: list[AnyRecord]) -> list[Batch]:
         if not middle:
             batch = Batch(malformed={type(records[0]).__name__: 1})
         else:
-            batch = merge([*_packed(None, records[:middle]), *_packed(None, records[middle:])])
+            halves = [_packed(None, part) for part in (records[:middle], records[middle:])]
+            batch = merge(halves)
+            batch.malformed = dict(sum((Counter(half.malformed) for half in halves), Counter()))
     batch.run = run
-    return [batch]
+    return batch
 
 
 def _pack(records: list[AnyRecord]) -> Batch:
@@ -273,11 +299,13 @@ def _columns(table: str, values: Mapping[str, Iterable[Any]], lookups: _Lookups)
 
 
 def merge(batches: Sequence[Batch]) -> Batch:
-    """One batch of all; they must belong to one run."""
-    lookups, malformed = _Lookups(), Counter[str]()
+    """One batch of columns of all; they must belong to one run. Its `malformed` is what was found in loose ones."""
+    batches, malformed = _tightened(batches)
+    if len(batches) == 1:
+        return msgspec.structs.replace(batches[0], malformed=dict(malformed))
+    lookups = _Lookups()
     parts: dict[str, dict[str, list[bytes]]] = {name: {column: [] for column in TABLES[name]} for name in TABLES}
     for batch in batches:
-        malformed.update(batch.malformed)
         for name, columns in batch.tables.items():
             for column, data in columns.items():
                 if (name, column) in LOOKUPS:
@@ -287,6 +315,20 @@ def merge(batches: Sequence[Batch]) -> Batch:
     merged = lookups.batch(tables, list(chain.from_iterable(batch.others for batch in batches)), malformed)
     merged.run = batches[0].run
     return merged
+
+
+def _tightened(batches: Sequence[Batch]) -> tuple[list[Batch], Counter[str]]:
+    """The batches with loose neighbours packed together, and what no column of these can hold."""
+    tight, malformed = [], Counter[str]()
+    for is_loose, group in groupby(batches, attrgetter("is_loose")):
+        if is_loose:
+            loose = list(group)
+            packed = _packed(loose[0].run, list(chain.from_iterable(batch.others for batch in loose)))
+            malformed.update(packed.malformed)
+            tight.append(packed)
+        else:
+            tight += group
+    return tight, malformed
 
 
 def _renumbered(batch: Batch, table: str, column: str, lookups: _Lookups) -> bytes:
@@ -328,6 +370,8 @@ def decode(payload: bytes) -> list[Batch]:
 
 def _is_whole(batch: Batch) -> bool:
     """Columns of a table are as long as each other, lists have all their parts, and places are in their lookups."""
+    if not batch.tables:
+        return True
     try:
         tables = {name: batch.table(name) for name in TABLES}
     except ValueError:

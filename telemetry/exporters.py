@@ -162,23 +162,26 @@ class SpanWorker:
         self._waiting = 0
         self._factory: SpanFactory | None = None
         self._stopping = threading.Event()
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry-spans", daemon=True)
         self._thread.start()
 
     def put(self, batches: Sequence[Batch]) -> None:
         """Queue what becomes SDK spans; without a collector that is only what is rare."""
-        for batch in batches if self.otlp else map(_rare_only, batches):
+        for batch in batches if self.otlp else filter(len, map(_rare_only, batches)):
             if self._waiting + len(batch) > _WORKER_CAPACITY:
                 self._lose(len(batch))
-            elif len(batch):
-                with self._guard:
-                    self._waiting += len(batch)
-                self._work.append(batch)
+                continue
+            with self._guard:
+                self._waiting += len(batch)
+            self._work.append(batch)
+            self._wake.set()
 
     def announce(self, request_id: str, trace_id: str) -> None:
         """The caller's trace of a request that was just accepted."""
         if trace_id and len(self._work) < _WORKER_CAPACITY:
             self._work.append((request_id, trace_id))
+            self._wake.set()
 
     @property
     def queued(self) -> int:
@@ -186,6 +189,7 @@ class SpanWorker:
 
     def close(self) -> None:
         self._stopping.set()
+        self._wake.set()
         self._thread.join(_OTLP_TIMEOUT_S)
         if self.otlp is not None:
             self.otlp.shutdown()
@@ -205,6 +209,8 @@ class SpanWorker:
 
     def _run(self) -> None:
         while not self._stopping.wait(_PAUSE_S):
+            self._wake.wait()
+            self._wake.clear()
             self._drain()
         self._drain()
         if self._factory is not None:

@@ -38,8 +38,8 @@ _RUNNING = 4096
 _FINISHED = 64
 _HEALTH = 60
 _LEVERS = 256
-_WAITING_RECORDS, _WAITING_BATCHES = 4096, 16
-"""What is put is summed once so much waits, at 10 batches a second every 1.6 s, or when somebody looks."""
+_WAITING_RECORDS, _WAITING_BATCHES = 4096, 64
+"""What is put is summed once so much waits, at 10 batches a second every 6.4 s, or when somebody looks."""
 
 Clock = Callable[[], int]
 
@@ -136,7 +136,7 @@ class Hub:
         waiting, self._waiting, self._waiting_records = self._waiting, [], 0
         while waiting:
             ends = next((at for at, batch in enumerate(waiting) if at and batch.run is not None), len(waiting))
-            self._take(merge(waiting[:ends]) if ends > 1 else waiting[0])
+            self._take(merge(waiting[:ends]))
             waiting = waiting[ends:]
 
     def _take(self, batch: Batch) -> None:

@@ -27,8 +27,10 @@ from telemetry.writer import Flush, RunContext, Writer
 
 FLUSH_S = 0.12
 """How often records go into the journal. They come every 100 ms, so `kill -9` costs at most 250 ms."""
-COMMIT_S = 5.0
+COMMIT_S = 10.0
 """How often the journal goes into the database; a query that asks for the newest does not wait for it."""
+LOOK_S = 1.0
+"""How often the file is looked at, whether it is still the one at the path."""
 CAPACITY = 1_048_576
 """Records that wait at most, about 100 MB of columns: 17 minutes at 1,000 a second, ten seconds at 100,000."""
 _BATCH = 262_144
@@ -108,6 +110,9 @@ class Store:
         self._accepted = 0
         self._settled = 0
         self._wake = threading.Event()
+        """Of the writer: there is something to commit at once."""
+        self._arrival = threading.Event()
+        """Of the keeper: there is something for the journal."""
         self._idle = threading.Condition()
         self._end: str | None = None
         self._failures = 0
@@ -141,6 +146,7 @@ class Store:
             self._beat.write(self._accepted, self._clock_ns() // 1000)
             if lost:
                 self._lose("ring", lost)
+        self._arrival.set()
 
     def put_rows(self, table: str, table_rows: Sequence[tuple[Any, ...]]) -> None:
         """Queue ready rows (without the run number) of one of the small tables."""
@@ -151,6 +157,7 @@ class Store:
                 else:
                     self._arrived_rows.append((table, row))
                     self._rows_waiting += 1
+        self._arrival.set()
 
     def lose(self, kind: str, count: int) -> None:
         """Count what was dropped elsewhere."""
@@ -216,6 +223,7 @@ class Store:
         """Write what is queued, state the end of the run, and let go of the file."""
         self._end = reason
         self._closing.set()
+        self._arrival.set()
         self._wake.set()
         self._thread.join(timeout_s)
 
@@ -223,13 +231,18 @@ class Store:
 
     def _run(self) -> None:
         while self._end is None:
-            self._wake.wait(self._flush_s)
+            self._wake.wait(self._pause_s())
             self._wake.clear()
             self._tick()
         self._keeper.join(self._flush_s + 1.0)
         self._retry_at = 0.0
         self._tick()
         self._close(self._end)
+
+    def _pause_s(self) -> float:
+        """Until the next commit, look or attempt."""
+        retry_s = self._retry_at - time.monotonic()
+        return retry_s if retry_s > 0 else min(LOOK_S, max(self._flush_s, self._commit_s))
 
     def _tick(self) -> None:
         self._stage()
@@ -246,8 +259,14 @@ class Store:
             self._idle.notify_all()
 
     def _keep(self) -> None:
-        while not self._closing.wait(self._flush_s):
+        """Journal what arrives at once, and during a flush interval after that no more; sleep while nothing comes."""
+        while not self._closing.is_set():
+            self._arrival.wait()
+            self._arrival.clear()
             self._stage()
+            if self._is_much():
+                self._wake.set()
+            self._closing.wait(self._flush_s)
 
     def _stage(self) -> None:
         """Move what was put into numbered chunks and the journal, where it is safe from a kill."""
@@ -277,12 +296,13 @@ class Store:
                 self._journal.append(chunk.number, chunk.batches, chunk.rows)
         except OSError as error:
             self.trouble = self._sentence(error)
+            self._wake.set()
             return False  # they stay in memory, and the commit may still succeed
         return True
 
     def _is_due(self) -> bool:
         waiting = bool(self._staged or self._unwritten)
-        late = time.monotonic() - self._committed_at >= self._commit_s
+        late = time.monotonic() - self._committed_at >= self._commit_s or bool(self.trouble)
         return waiting and (late or self._wanted or self._end is not None or self._is_much())
 
     def _is_much(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -175,6 +175,7 @@ class Writer:
             self._take_up(self._resume.record, now_us)
         encoded = 0.0
         for batch in _merged(flush.batches):
+            self._count_malformed(batch.malformed)
             if batch.run is not None:
                 self._begin(batch.run, now_us)
             elif self.context is None:
@@ -254,11 +255,15 @@ class Writer:
             return self._columns(kind, group, context)
         except (OverflowError, ValueError, TypeError, pa.ArrowException):
             if len(group) == 1:
-                name = f"malformed {kind.__name__}"
-                self.malformed[name] = self.malformed.get(name, 0) + 1
+                self._count_malformed({kind.__name__: 1})
                 return []
             middle = len(group) // 2
             return self._encode(kind, group[:middle], context) + self._encode(kind, group[middle:], context)
+
+    def _count_malformed(self, kinds: Mapping[str, int]) -> None:
+        for kind, count in kinds.items():
+            name = f"malformed {kind}"
+            self.malformed[name] = self.malformed.get(name, 0) + count
 
     def _columns(self, kind: type, group: list[Any], context: RunContext) -> list[tuple[str, pa.Table]]:
         run, offset = context.run, context.offset_us

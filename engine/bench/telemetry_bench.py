@@ -25,7 +25,7 @@ import psutil  # type: ignore[import-untyped]
 from engine.bench.result import BenchResult
 from engine.bench.step_stream import StepStream, run_record
 from engine.runtime.outbox import RECORDS_S
-from telemetry.batch import encode, pack
+from telemetry.batch import encode, message, pack
 from telemetry.database import open_for_reading
 from telemetry.record import SeqShare, StepRecord
 from telemetry.retention import Retention
@@ -112,7 +112,7 @@ def _idle(options: TelemetryOptions, result: BenchResult, directory: Path, progr
     shares = []
     for _ in range(options.rounds):
         used, begun = time.process_time(), time.perf_counter()
-        payloads = [encode(pack(stream.take(round(100 * RECORDS_S)))) for _ in range(50)]
+        payloads = [message(stream.take(round(100 * RECORDS_S))) for _ in range(50)]
         made = time.process_time() - used
         for payload in payloads:
             telemetry.ingest(payload)

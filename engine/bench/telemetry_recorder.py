@@ -16,11 +16,13 @@ import time
 from pathlib import Path
 from types import TracebackType
 
+import psutil  # type: ignore[import-untyped]
+
 from engine.bench.local import LocalEngine, open_text
 from engine.bench.step_stream import run_record
 from engine.model.open import open_device
 from engine.runtime.outbox import RECORDS_S
-from telemetry.batch import encode, pack
+from telemetry.batch import message, pack
 from telemetry.setup import Telemetry
 
 TELL_S = 0.1
@@ -53,6 +55,12 @@ class Recorder:
             self._process.stdin.close()
         self._process.wait(60)
         self._reader.join(5)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that the process used so far."""
+        user, system, *_ = psutil.Process(self._process.pid).cpu_times()
+        return float(user + system)
 
     def send(self, payload: bytes) -> None:
         if self._process.stdin is None:
@@ -99,7 +107,7 @@ def _send(engine: LocalEngine, recorder: Recorder, done: threading.Event) -> Non
         last = done.wait(RECORDS_S)
         records, engine.out.records = engine.out.records, []
         if records:
-            recorder.send(encode(pack(records)))
+            recorder.send(message(records))
 
 
 def serve(database: Path, collector: str) -> None:

@@ -63,37 +63,23 @@ def record_step(
         accepted += committed.accepted
         emitted += committed.emitted
         prefilled += part.prefill_tokens
-        depth = max(depth, seq.seq_len)
+        depth = max(depth, len(seq.tokens))
         shares.append(committed.share(seq, part.prefill_tokens))
+    drafted_at = _at_position([part.committed.drafted for part in work]) if drafted else ()
+    accepted_at = _at_position([part.committed.accepted for part in work]) if accepted else ()
+    refusals = engine.refusals if decoded else ()
+    draft_us = (timing.drafted - timing.started) // 1000
+    device_us = timing.device_us or (timing.returned - timing.drafted) // 1000
+    commit_us = (ended - timing.returned) // 1000
+    # by position: with names, making the record takes 0.84 us and not 0.09, and four times that between two steps
     engine.ctx.telemetry.append(
         StepRecord(
-            step_id=step,
-            tick=engine.tick,
-            lane=lane,
-            start_ns=timing.started,
-            end_ns=ended,
-            width=width,
-            rows=rows,
-            prefill_tokens=prefilled,
-            drafted=drafted,
-            accepted=accepted,
-            bonus=emitted - accepted,
-            emitted=emitted,
-            drafted_at=_at_position([part.committed.drafted for part in work]) if drafted else (),
-            accepted_at=_at_position([part.committed.accepted for part in work]) if accepted else (),
-            k=k,
-            k_reason=k_reason,
-            refusals=engine.refusals if decoded else (),
-            kv_used=engine.pool.used,
-            kv_total=engine.pool.num_blocks,
-            depth=depth,
-            draft_us=(timing.drafted - timing.started) // 1000,
-            device_us=timing.device_us or (timing.returned - timing.drafted) // 1000,
-            commit_us=(ended - timing.returned) // 1000,
-            cached_tokens=cached_tokens,
-            shares=tuple(shares),
+            step, engine.tick, lane, timing.started, ended, width, rows, prefilled, drafted, accepted,
+            emitted - accepted, emitted, drafted_at, accepted_at, k, k_reason, refusals,
+            engine.pool.used, engine.pool.num_blocks, depth, draft_us, device_us, commit_us, cached_tokens,
+            tuple(shares),
         )
-    )
+    )  # fmt: skip
     return ended
 
 

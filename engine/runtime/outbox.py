@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from engine.protocol.events import Event, LeverChanged, Records, Snapshot
-from telemetry.batch import encode, pack
+from telemetry.batch import message
 from telemetry.record import AnyRecord
 
 FLUSH_S = 0.010
@@ -112,4 +112,4 @@ class Flusher(threading.Thread):
         self._last_records = time.monotonic()
         records = self._ring.drain()
         lost, self._lost = self._ring.lost - self._lost, self._ring.lost
-        return [Records(payload=encode(pack(records)), lost=lost)] if records or lost else []
+        return [Records(payload=message(records), lost=lost)] if records or lost else []
