@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.core.device import RowPlan
 from engine.model.backend import Backend, BackendRequest, BackendUnavailable, Batch, HostBatch, Output, Progress
 from engine.model.config import ModelConfig
 from engine.model.gguf import GGUFFile
@@ -18,7 +19,7 @@ from engine.model.kv import PagedKV, available_bytes, default_kv_tokens
 from engine.model.load import rope_frequencies
 from engine.model.native.build import BuildError, library_path
 from engine.model.native.cores import physical_cores, usable_processors
-from engine.model.native.library import PARTS, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
+from engine.model.native.library import PARTS, DrawPlan, KvType, NativeError, NativeModel, ShapeArgs, StepArgs, load
 from engine.model.quant import fill, matrix_names, unsupported
 
 _KV_DTYPES = {"auto": torch.float16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -100,6 +101,23 @@ class NativeBackend:
         logits = torch.empty(hidden.shape[0], self.config.vocab_size)
         self.model.head(hidden.data_ptr(), hidden.shape[0], logits.data_ptr())
         return logits
+
+    def draw(self, rows: Sequence[torch.Tensor], plans: Sequence[RowPlan]) -> torch.Tensor:
+        """What `engine.model.sampling.draw` draws, up to the rounding of sums.
+
+        Raises `NativeError` for a row without a number in it."""
+        tokens = torch.empty(len(rows), dtype=torch.int64)
+        rows = [row.contiguous() for row in rows]
+        if any(row.dtype != torch.float32 or row.numel() != self.config.vocab_size for row in rows):
+            raise NativeError(f"a row of logits must be float32 [{self.config.vocab_size}]")
+        self.model.draw(
+            [
+                DrawPlan(row.data_ptr(), plan.temperature, plan.top_p, plan.min_p, plan.uniform, plan.top_k)
+                for row, plan in zip(rows, plans, strict=True)
+            ],
+            tokens.data_ptr(),
+        )
+        return tokens
 
     def profile(self, on: bool) -> None:
         """Start to add up the time of every part of a step, or stop."""

@@ -5,7 +5,7 @@ A row's token depends on its own logits and plan alone, so a replayed row draws 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,10 @@ from engine.core.device import DeviceError, LogitEdits, RowPlan, Sampled
 
 _CANDIDATES = (256, 4096)
 """How many of the largest logits are sorted first, and second: sorting all of a vocabulary takes milliseconds."""
+
+
+Drawing = Callable[[Sequence[torch.Tensor], Sequence[RowPlan]], torch.Tensor]
+"""How one token of each row is drawn at its plan's temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,31 @@ def is_plain_greedy(plan: RowPlan) -> bool:
     return plan.temperature <= 0 and plan.edits is None and plan.top_logprobs < 0
 
 
-def sample_rows(logits: torch.Tensor, argmax: torch.Tensor, plans: Sequence[RowPlan]) -> SampledRows:
+def draw(rows: Sequence[torch.Tensor], plans: Sequence[RowPlan]) -> torch.Tensor:
+    """One token per row of logits `[vocab]`: temperature, top-k, top-p, min-p, then the inverse CDF at `uniform`.
+
+    On a CPU only the largest logits are sorted first; a row whose draw they do not settle sorts more of them, with
+    the same result.
+    """
+    logits = torch.stack(list(rows))
+    vocab = logits.shape[-1]
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    left = list(range(logits.shape[0]))
+    for candidates in (vocab,) if logits.is_cuda else (*_CANDIDATES, vocab):
+        part = logits if len(left) == logits.shape[0] else logits[left]
+        tokens[left], settled = _draw(part, [plans[row] for row in left], min(candidates, vocab))
+        left = [row for row, done in zip(left, settled.tolist(), strict=True) if not done]
+        if not left:
+            break
+    return tokens
+
+
+def sample_rows(
+    logits: torch.Tensor, argmax: torch.Tensor, plans: Sequence[RowPlan], draw: Drawing = draw
+) -> SampledRows:
     """Choose one token per row of float32 `logits` `[rows, vocab]`, whose argmax is already known.
 
-    Raises `DeviceError` where the edits of a row leave no token.
+    `draw` may be a backend's own. Raises `DeviceError` where the edits of a row leave no token.
     """
     tokens = argmax.clone()
     logprobs = {}
@@ -56,8 +81,11 @@ def sample_rows(logits: torch.Tensor, argmax: torch.Tensor, plans: Sequence[RowP
         tokens[index] = row.argmax()
     drawn = [index for index, plan in enumerate(plans) if plan.temperature > 0]
     if drawn:
-        rows = torch.stack([edited.get(index, logits[index]) for index in drawn])
-        tokens[drawn] = draw(rows, [plans[index] for index in drawn])
+        chosen = draw([edited.get(index, logits[index]) for index in drawn], [plans[index] for index in drawn])
+        if len(drawn) == len(plans):
+            tokens = chosen
+        else:
+            tokens[drawn] = chosen
     for index, plan in enumerate(plans):
         if plan.top_logprobs >= 0:
             row = torch.log_softmax(edited.get(index, logits[index]), -1)
@@ -100,24 +128,6 @@ def _legal(mask: bytes, row: torch.Tensor) -> torch.Tensor:
     legal = np.zeros(row.shape[-1], dtype=bool)
     legal[: bits.shape[0]] = bits
     return torch.from_numpy(legal).to(row.device)
-
-
-def draw(logits: torch.Tensor, plans: Sequence[RowPlan]) -> torch.Tensor:
-    """One token per row `[rows]`: temperature, top-k, top-p, min-p, then the inverse CDF at `uniform`.
-
-    On a CPU only the largest logits are sorted first; a row whose draw they do not settle sorts more of them, with
-    the same result.
-    """
-    vocab = logits.shape[-1]
-    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
-    rows = list(range(logits.shape[0]))
-    for candidates in (vocab,) if logits.is_cuda else (*_CANDIDATES, vocab):
-        part = logits if len(rows) == logits.shape[0] else logits[rows]
-        tokens[rows], settled = _draw(part, [plans[row] for row in rows], min(candidates, vocab))
-        rows = [row for row, done in zip(rows, settled.tolist(), strict=True) if not done]
-        if not rows:
-            break
-    return tokens
 
 
 def _draw(logits: torch.Tensor, plans: Sequence[RowPlan], candidates: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -32,7 +32,7 @@ from engine.model.backend import Backend, HostBatch, Output, Place
 from engine.model.batching import batch_of, check_step
 from engine.model.drafting import Drafting
 from engine.model.heads import DraftHead
-from engine.model.sampling import SampledRows, is_plain_greedy, sample_rows
+from engine.model.sampling import Drawing, SampledRows, draw, is_plain_greedy, sample_rows
 from engine.model.self_spec import draft_layers, draft_with_layers
 from engine.model.spill import SpillStore
 
@@ -71,6 +71,7 @@ class TorchDevice:
         self._last: dict[int, Place] = {}
         self._spilled = SpillStore(spill_bytes)
         self._layers = draft_layers(backend.config)
+        self._draw: Drawing = getattr(backend, "draw", draw)
         self._brings_tokens = bool(getattr(backend, "brings_tokens", False))
         self._worker = None if self._brings_tokens else ThreadPoolExecutor(1, thread_name_prefix="device")
         self._flying: deque[Future[_Pending] | _Pending] = deque()
@@ -209,7 +210,7 @@ class TorchDevice:
         clock = _DeviceClock() if self._backend.device.type == "cuda" else None
         output = self._backend.run_host(batch)
         self._drafting.keep(step, batch, output)
-        rows = _sample(step, output)
+        rows = self._sample(step, output)
         self._remember(step, rows.tokens)
         host = _to_host(rows.tokens)
         if clock is not None:
@@ -220,6 +221,14 @@ class TorchDevice:
             return rows.to_host(host.tolist()), device_us
 
         return read
+
+    def _sample(self, step: Step, output: Output) -> SampledRows:
+        plans = [plan for segment in step.segments for plan in segment.rows]
+        if all(is_plain_greedy(plan) for plan in plans):
+            return SampledRows(output.argmax, {})
+        if output.logits is None:
+            raise DeviceError("the backend returned no logits for sampled rows: use the reference backend")
+        return sample_rows(output.logits, output.argmax, plans, self._draw)
 
     @torch.inference_mode()
     def _warm_up(self) -> None:
@@ -262,15 +271,6 @@ class TorchDevice:
         self._drafting.unbundle(seq, blocks, bundle)
         if bundle["last"] >= 0:
             self._last[seq] = torch.tensor(bundle["last"], device=self._backend.device)
-
-
-def _sample(step: Step, output: Output) -> SampledRows:
-    plans = [plan for segment in step.segments for plan in segment.rows]
-    if all(is_plain_greedy(plan) for plan in plans):
-        return SampledRows(output.argmax, {})
-    if output.logits is None:
-        raise DeviceError("the backend returned no logits for sampled rows: use the reference backend")
-    return sample_rows(output.logits, output.argmax, plans)
 
 
 class _DeviceClock:

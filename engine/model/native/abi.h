@@ -58,5 +58,12 @@ struct DraftArgs {
     float* chances;           // [drafts, segments]
 };
 
+// How one row becomes a token. `top_k` 0, `top_p` 1 and `min_p` 0 keep everything.
+struct DrawPlan {
+    const float* logits;  // [vocab]
+    double temperature, top_p, min_p, uniform;
+    int64_t top_k;
+};
+
 // Parts of a step that the profile tells apart.
 enum Part : int32_t { kPartEmbed, kPartNorm, kPartQkv, kPartRope, kPartAttention, kPartOut, kPartGateUp, kPartDown, kPartHead, kPartWait, kParts };

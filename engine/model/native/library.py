@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,14 @@ class DraftArgs(ctypes.Structure):
     ]
 
 
+class DrawPlan(ctypes.Structure):
+    _fields_ = [
+        ("logits", c_void_p),
+        *((name, c_double) for name in ("temperature", "top_p", "min_p", "uniform")),
+        ("top_k", c_int64),
+    ]
+
+
 @cache
 def load(path: Path | None = None) -> ctypes.CDLL:
     """The library with its signatures, built first where no path is given.
@@ -100,6 +109,7 @@ def load(path: Path | None = None) -> ctypes.CDLL:
     _declare(library.metrale_draft, c_int, model, model, model, model, POINTER(DraftArgs))
     _declare(library.metrale_step, c_int, model, POINTER(StepArgs))
     _declare(library.metrale_embed, c_int, model, c_void_p, c_int64, c_void_p)
+    _declare(library.metrale_draw, c_int, model, POINTER(DrawPlan), c_int64, c_void_p)
     _declare(library.metrale_head, c_int, model, c_void_p, c_int64, c_void_p)
     return library
 
@@ -191,6 +201,10 @@ class NativeModel:
 
     def head(self, hidden: int, rows: int, logits: int) -> None:
         self._check(self.library.metrale_head(self.handle, hidden, rows, logits))
+
+    def draw(self, plans: Sequence[DrawPlan], tokens: int) -> None:
+        """One token per plan to `tokens`, int64; `logits` of each must have as many entries as the vocabulary."""
+        self._check(self.library.metrale_draw(self.handle, (DrawPlan * len(plans))(*plans), len(plans), tokens))
 
     @property
     def handle(self) -> int:

@@ -165,3 +165,15 @@ METRALE_API int metrale_head(Model* model, const float* hidden, int64_t rows, fl
     model->variant->head(*model, hidden, rows, logits);
     return 0;
 }
+
+// One token per plan.
+METRALE_API int metrale_draw(Model* model, const DrawPlan* plans, int64_t count, int64_t* tokens) {
+    constexpr int64_t kMostChunks = 0xffff;
+    if (count > kMostChunks) return fail(*model, "at most %d rows are drawn at once", static_cast<int>(kMostChunks));
+    for (int64_t i = 0; i < count; ++i)
+        if (!(plans[i].temperature > 0.0)) return fail(*model, "row %d has no temperature to draw at", static_cast<int>(i));
+    model->variant->draw(*model, plans, count, tokens);
+    for (int64_t i = 0; i < count; ++i)
+        if (tokens[i] < 0) return fail(*model, "row %d holds no logit that is a number", static_cast<int>(i));
+    return 0;
+}

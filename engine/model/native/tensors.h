@@ -98,6 +98,7 @@ struct Variant {
     void (*head)(Model&, const float* hidden, int64_t rows, float* logits);
     void (*norm)(const float* x, int count, float eps, float* to);  // x over its root mean square; `to` may be x
     float (*exponentials)(const float* x, int64_t count, float top);  // sum of exp(x - top)
+    void (*draw)(Model&, const DrawPlan* plans, int64_t count, int64_t* tokens);  // -1 where a row allows none
 };
 
 struct Range {

@@ -6,6 +6,7 @@
 #else
 #include "lanes_portable.h"
 #endif
+#include "draw.h"
 #include "step.h"
 
 namespace {
@@ -46,7 +47,11 @@ float run_exponentials(const float* x, int64_t count, float top) {
     return sum(total) + rest;
 }
 
+void run_draw(Model& model, const DrawPlan* plans, int64_t count, int64_t* tokens) {
+    model.pool->each(static_cast<int>(count), [&](int row, int) { tokens[row] = Draw(plans[row], model.shape.vocab).token(); });
+}
+
 }  // namespace
 
 extern const Variant METRALE_VARIANT;
-const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_embed, run_head, run_norm, run_exponentials};
+const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_embed, run_head, run_norm, run_exponentials, run_draw};

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.core.device import DeviceError, LogitEdits, RowPlan
 from engine.model.sampling import draw, edit_logits, sample_rows
+from tests.unit.model.reference_draw import reference_draw
 
 _VOCAB = 3000
 
@@ -22,23 +23,6 @@ def _logits(rows: int, vocab: int = _VOCAB, spread: float = 3.0, seed: int = 0) 
 
 def _sample(logits: torch.Tensor, *plans: RowPlan) -> list[int]:
     return sample_rows(logits, logits.argmax(-1), plans).tokens.tolist()
-
-
-def _reference_draw(row: np.ndarray, plan: RowPlan) -> int:
-    """The contract, word for word, in float64."""
-    scaled = row.astype(np.float64) / plan.temperature
-    order = np.lexsort((np.arange(len(row)), -scaled))
-    probs = np.exp(scaled - scaled.max())
-    kept = (probs / probs.sum())[order]
-    if plan.top_k > 0:
-        kept[plan.top_k :] = 0
-    kept /= kept.sum()
-    if plan.top_p < 1:
-        kept[np.cumsum(kept) - kept >= plan.top_p] = 0
-    if plan.min_p > 0:
-        kept[kept < plan.min_p * kept[0]] = 0
-    kept /= kept.sum()
-    return int(order[np.searchsorted(np.cumsum(kept), plan.uniform, side="right")])
 
 
 @settings(max_examples=150, deadline=None)
@@ -55,14 +39,14 @@ def test_draws_are_those_of_the_numpy_reference(
 ) -> None:
     logits = _logits(1, spread=1.0 + seed % 4, seed=seed)
     plan = RowPlan(temperature, top_k, top_p, min_p, uniform)
-    assert _sample(logits, plan) == [_reference_draw(logits[0].numpy(), plan)]
+    assert _sample(logits, plan) == [reference_draw(logits[0].numpy(), plan)]
 
 
 def test_flat_logits_need_the_full_sort_and_draw_the_same() -> None:
     logits = _logits(1, spread=0.01)
     for uniform in (0.0, 0.05, 0.5, 0.95, 0.999):
         plan = RowPlan(1.0, uniform=uniform)
-        assert _sample(logits, plan) == [_reference_draw(logits[0].numpy(), plan)]
+        assert _sample(logits, plan) == [reference_draw(logits[0].numpy(), plan)]
 
 
 def test_equal_logits_are_ordered_by_id() -> None:
@@ -84,7 +68,7 @@ def test_greedy_and_drawn_rows_mix() -> None:
     tokens = _sample(logits, RowPlan(), RowPlan(1.0, uniform=0.7), RowPlan())
     assert tokens[0] == int(logits[0].argmax())
     assert tokens[2] == int(logits[2].argmax())
-    assert tokens[1] == _reference_draw(logits[1].numpy(), RowPlan(1.0, uniform=0.7))
+    assert tokens[1] == reference_draw(logits[1].numpy(), RowPlan(1.0, uniform=0.7))
 
 
 def test_the_drawn_distribution_passes_a_chi_square_test() -> None:
