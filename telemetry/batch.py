@@ -96,8 +96,11 @@ class Batch(msgspec.Struct, array_like=True, dict=True):
 
     def rows(self, name: str) -> int:
         """Of one of `TABLES`; of a loose batch none."""
+        columns = self.tables.get(name)
+        if not columns:
+            return 0
         column, kind = next(iter(_KINDS[name].items()))
-        return len(self.tables.get(name, {}).get(column, b"")) // kind.itemsize
+        return len(columns.get(column, b"")) // kind.itemsize
 
     def __len__(self) -> int:
         """Records."""

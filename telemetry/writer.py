@@ -357,11 +357,13 @@ class Writer:
 def _merged(batches: list[Batch]) -> Iterator[Batch]:
     """Few batches of many records, each of one run."""
     waiting: list[Batch] = []
+    records = 0
     for batch in batches:
-        if waiting and (batch.run is not None or sum(map(len, waiting)) >= _MERGED):
+        if waiting and (batch.run is not None or records >= _MERGED):
             yield merge(waiting)
-            waiting = []
+            waiting, records = [], 0
         waiting.append(batch)
+        records += len(batch)
     if waiting:
         yield merge(waiting)
 
