@@ -28,6 +28,7 @@ from engine.server.session import Session, Sessions
 from engine.server.views import LogRelay, Views
 from engine.server.wire_socket import WireSocket
 from telemetry.batch import Batch
+from telemetry.record import StepRecord
 
 log = logging.getLogger("metrale")
 
@@ -81,7 +82,7 @@ class Server:
 
     def _ingest(self, payload: bytes, lost: int) -> None:
         for batch in self._parts.telemetry.ingest(payload, lost):
-            self._parts.steps.add(_decode_steps(batch))
+            self._parts.steps.add(decode_steps(batch))
 
     def application(self) -> Starlette:
         return Starlette(
@@ -180,9 +181,13 @@ async def _failed(request: Request, error: Exception) -> Response:
     return problem(500, "The server failed to answer; its log says why.", "internal_error")
 
 
-def _decode_steps(batch: Batch) -> Iterator[Step]:
+def decode_steps(batch: Batch) -> Iterator[Step]:
     """The steps of a batch that only decoded, for guards."""
-    steps = batch.table("steps")
-    decoded = (steps["width"] > 0) & (steps["prefill_tokens"] == 0)
-    seconds = (steps["end_ns"] - steps["start_ns"])[decoded] / 1e9
-    return map(Step, seconds.tolist(), steps["emitted"][decoded].tolist(), steps["width"][decoded].tolist())
+    for record in batch.others:
+        if isinstance(record, StepRecord) and record.width > 0 and not record.prefill_tokens:
+            yield Step((record.end_ns - record.start_ns) / 1e9, record.emitted, record.width)
+    if batch.rows("steps"):
+        steps = batch.table("steps")
+        decoded = (steps["width"] > 0) & (steps["prefill_tokens"] == 0)
+        seconds = (steps["end_ns"] - steps["start_ns"])[decoded] / 1e9
+        yield from map(Step, seconds.tolist(), steps["emitted"][decoded].tolist(), steps["width"][decoded].tolist())

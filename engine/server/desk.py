@@ -8,6 +8,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from engine.levers.changes import Change, ChangeRefusedError, Guard, History, Proposal, RateLimit, Step, judge
 from engine.levers.spec import LeverError
@@ -22,6 +23,7 @@ GUARD_LOOK_S = 0.5
 GUARD_WATCH_S = 120.0
 GUARD_BEFORE = 2048
 """Steps before a change that its guard compares with."""
+_WAITING_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,31 @@ class Steps:
     def __init__(self) -> None:
         self._steps: deque[Step] = deque(maxlen=GUARD_BEFORE)
         self._taken = 0
+        self._waiting: list[Iterable[Step]] = []
 
     def add(self, steps: Iterable[Step]) -> None:
-        for step in steps:
+        """Steps are made when a guard asks, or a few batches wait: guards are rare and batches come ten a second."""
+        self._waiting.append(steps)
+        if len(self._waiting) >= _WAITING_BATCHES:
+            self._take()
+
+    def _take(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for step in chain.from_iterable(waiting):
             self._steps.append(step)
             self._taken += 1
 
     @property
     def mark(self) -> int:
+        self._take()
         return self._taken
 
     def all(self) -> list[Step]:
+        self._take()
         return list(self._steps)
 
     def since(self, mark: int) -> list[Step]:
+        self._take()
         count = min(self._taken - mark, len(self._steps))
         return list(self._steps)[len(self._steps) - count :] if count > 0 else []
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.bench.step_stream import StepStream, run_record
+from engine.server.app import decode_steps
+from engine.server.desk import Steps
 from telemetry.batch import FEW, Batch, decode, merge, message, pack
 from telemetry.hub import Hub
 from telemetry.record import AnyRecord, LeverRecord, StepRecord
@@ -68,3 +70,15 @@ def test_a_number_that_cannot_be_sent_costs_its_neighbours_nothing() -> None:
     (batch,) = sent([*steps, far, change])
     assert list(batch.records()) == [*steps, change]
     assert batch.malformed == {"StepRecord": 1}
+
+
+def test_guards_see_loose_steps_and_columnar_ones_alike() -> None:
+    stream, loose, columnar = StepStream(), Steps(), Steps()
+    mark = loose.mark
+    for _ in range(40):
+        records = stream.take(5)
+        for steps, batches in ((loose, sent(records)), (columnar, pack(records))):
+            for batch in batches:
+                steps.add(decode_steps(batch))
+    assert len(loose.all()) > 100
+    assert loose.all() == columnar.all() == loose.since(mark)
