@@ -337,6 +337,11 @@ class Hub:
         with self.guard:
             return self._health[-1] if self._health else None
 
+    @property
+    def now_s(self) -> float:
+        """Unix seconds of now; of a replay, at its position."""
+        return self._clock_ns() / 1e9
+
     def unix_s(self, clock_ns: int) -> float:
         """Unix seconds of a time of the engine's clock."""
         return (clock_ns + self._offset_ns) / 1e9

@@ -6,7 +6,7 @@ from telemetry.batch import pack
 from telemetry.database import Connection
 from telemetry.hub import Hub
 from telemetry.migrations import scalar
-from telemetry.recorded import Period, records
+from telemetry.recorded import Period, recorded_levers, records
 from telemetry.recovery import context_of
 
 BEFORE_S = 60.0
@@ -32,6 +32,7 @@ class Replay:
         self._start_us = int(first or self._context.record.unix_ns // 1000)
         self.duration_s = (int(last) - self._start_us) / 1e6 if last else 0.0
         self.position_s = 0.0
+        self._changes = [change for change in recorded_levers(cursor, run) if not change.error]
         self.hub = Hub(clock_ns=self._clock_ns)
         self.seek(0.0)
 
@@ -51,6 +52,16 @@ class Replay:
             self.position_s = until
             self.hub.update(pack(records(self._cursor, self.run, period)))
         return self.position_s < self.duration_s
+
+    @property
+    def levers(self) -> dict[str, bool | int | float | str]:
+        """Values at the position: those at the start of the run, and the changes until then."""
+        now_ns = self._unix_us(self.position_s) * 1000 - self._context.offset_us * 1000
+        values = dict(self._context.record.levers)
+        for change in self._changes:
+            if change.time_ns <= now_ns:
+                values[change.name] = change.new
+        return values
 
     @property
     def time(self) -> float:

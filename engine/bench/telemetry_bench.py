@@ -197,7 +197,7 @@ def _file(options: TelemetryOptions, result: BenchResult, directory: Path, progr
     store.put(pack([run_record()]))
     stream, at_once = StepStream(), 20_000
     for made in range(0, options.steps, at_once):
-        while store.queued > 100_000:
+        while store.queued > 400_000:  # more than a transaction takes, or each would wait for its time
             time.sleep(0.02)
         store.put(pack(stream.take(min(at_once, options.steps - made))))
         if made % 500_000 == 0:

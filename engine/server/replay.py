@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from engine.protocol import wire
+from engine.protocol.commands import Value
 from engine.server.ports import QueryRefusedError
 from engine.server.stats import gate_of, state_of, stats_of
 from telemetry.hub import Hub
@@ -23,6 +24,11 @@ class Recorded(Protocol):
     position_s: float
     duration_s: float
 
+    @property
+    def levers(self) -> Mapping[str, Value]:
+        """Values at the position."""
+        ...
+
     def seek(self, position_s: float) -> None: ...
 
     def advance(self, seconds: float) -> bool:
@@ -31,11 +37,21 @@ class Recorded(Protocol):
 
 
 class Player:
-    """One replay; lives on the event loop, reads on worker threads."""
+    """One replay; lives on the event loop, reads on worker threads.
 
-    def __init__(self, recorded: Recorded, out: Callable[[wire.ServerMessage], None], speed: float = 1.0) -> None:
+    `levers` are the values that the session shows when the replay begins.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        out: Callable[[wire.ServerMessage], None],
+        levers: Mapping[str, Value],
+        speed: float = 1.0,
+    ) -> None:
         self._recorded = recorded
         self._out = out
+        self._levers = dict(levers)
         self._speed = _checked(speed)
         self._paused = False
         self._reading = asyncio.Lock()
@@ -48,6 +64,20 @@ class Player:
     def stop(self) -> None:
         if self._task:
             self._task.cancel()
+
+    def show_levers(self, values: Mapping[str, Value]) -> None:
+        """Tell the session of every lever that it shows with another value; levers unknown to it are left out."""
+        for name, shown in self._levers.items():
+            value = values.get(name, shown)
+            if value != shown:
+                self._levers[name] = value
+                self._out(_recorded_change(self._recorded.hub, name, value) or self._difference(name, shown, value))
+
+    def _difference(self, name: str, shown: Value, value: Value) -> wire.LeverEvent:
+        now = self._recorded.hub.now_s
+        return wire.LeverEvent(
+            change_id=f"replay-{name}", name=name, old=shown, new=value, tick=0, time=now, origin="replay"
+        )
 
     async def seek(self, position: float) -> None:
         async with self._reading:
@@ -89,6 +119,18 @@ class Player:
         )
         if gate := gate_of(hub):
             self._out(gate)
+        self.show_levers(recorded.levers)
+
+
+def _recorded_change(hub: Hub, name: str, value: Value) -> wire.LeverEvent | None:
+    """The change that gave the lever this value, where the replay came by it just now."""
+    last = next((change for change in reversed(hub.levers) if change.name == name and not change.error), None)
+    if last is None or last.new != value:
+        return None
+    return wire.LeverEvent(
+        change_id=last.change_id, name=name, old=last.old, new=last.new, tick=last.tick, time=hub.unix_s(last.time_ns),
+        origin=last.origin, actor=last.actor, reason=last.reason,
+    )  # fmt: skip
 
 
 def _checked(speed: float) -> float:

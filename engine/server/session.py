@@ -282,7 +282,7 @@ class Session:
         self.mailbox.put(self._views.load())
 
     def _on_lever(self, event: wire.LeverEvent) -> None:
-        if "levers" in self._topics:
+        if "levers" in self._topics and not self._views.replaying(self):
             self.mailbox.put(event)
 
     def _on_foreign_delta(self, delta: Delta) -> None:

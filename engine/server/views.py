@@ -157,17 +157,24 @@ class Views:
         """Start, steer or end the replay of one session. Raises `QueryRefusedError`."""
         player = self._players.get(session)
         if message.action == "stop":
-            self.end_replay(session)
+            self._return_from(session)
         elif message.action == "start":
             recorded = await asyncio.to_thread(self.telemetry.replay, message.run)
-            self.end_replay(session)
-            self._players[session] = started = Player(recorded, out, message.speed)
+            self._return_from(session)
+            self._players[session] = started = Player(recorded, out, self.broker.levers, message.speed)
             await started.seek(message.position)
             started.start()
         elif player is None:
             raise QueryRefusedError("No replay is running; start one with the id of a run.")
         else:
             await player.steer(message)
+
+    def _return_from(self, session: Hashable) -> None:
+        """End the replay of a session that goes on: it shows the levers of now again."""
+        player = self._players.get(session)
+        self.end_replay(session)
+        if player:
+            player.show_levers(self.broker.levers)
 
     def end_replay(self, session: Hashable) -> None:
         player = self._players.pop(session, None)

@@ -222,6 +222,28 @@ def test_a_seek_fills_the_windows_and_shows_the_gate_of_that_moment(cursor: Conn
     assert replay.position_s == replay.duration_s
 
 
+def test_a_replay_knows_the_levers_of_every_moment(cursor: Connection) -> None:
+    replay = Replay(cursor, 1)
+    changed_s = (
+        cursor.execute(
+            "SELECT epoch(min(time)) FROM lever_changes WHERE run = 1 AND name = 'num_drafts' AND error = ''"
+        ).fetchall()[0][0]
+        - replay.time
+    )
+    start = run_record().levers
+    for position_s, drafts in (
+        (0.0, start["num_drafts"]),
+        (changed_s - 0.1, start["num_drafts"]),
+        (changed_s + 0.1, 5),
+    ):
+        replay.seek(position_s)
+        assert replay.levers == {**start, "num_drafts": drafts}
+    replay.seek(0.0)
+    while replay.position_s < changed_s + 0.1:
+        replay.advance(0.05)
+    assert replay.levers["num_drafts"] == 5
+
+
 def test_a_replay_of_an_empty_run_ends_at_once(cursor: Connection) -> None:
     replay = Replay(cursor, 2)
     assert replay.duration_s == 0

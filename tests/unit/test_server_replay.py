@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from engine.levers.catalog import LEVERS
 from engine.protocol.client import ChatError, WireClient
-from engine.protocol.wire import ChatTurn, LeverRefused, Problem, Replay, Stats, Subscribe
+from engine.protocol.commands import Value
+from engine.protocol.wire import ChatTurn, LeverEvent, LeverRefused, Problem, Replay, Stats, Subscribe
 from engine.server.idle import NoEngine
 from telemetry.batch import pack
 from telemetry.hub import Hub
-from telemetry.record import RunRecord, StepRecord
+from telemetry.record import LeverRecord, RunRecord, StepRecord
 from tests.fakes.live_server import LiveServer, live
+
+DEFAULT = LEVERS["num_drafts"].default
 
 
 @dataclass
@@ -28,6 +32,10 @@ class FakeRun:
     def __post_init__(self) -> None:
         self.hub = Hub(clock_ns=lambda: int(self.position_s * 1e9))
         self.hub.update(pack([RunRecord("recorded-1", 0, 0, "m", "d", "f", {}, {}, kv_tokens=64, block_size=4)]))
+
+    @property
+    def levers(self) -> dict[str, Value]:
+        return {"num_drafts": 7 if self.position_s < 30 else 2, "of_another_version": 1}
 
     def seek(self, position_s: float) -> None:
         self.position_s = min(position_s, self.duration_s)
@@ -109,6 +117,44 @@ async def test_a_server_without_an_engine_shows_runs_and_refuses_work() -> None:
                 pass
         assert isinstance(await client.set_lever("num_drafts", 5), LeverRefused)
         assert (await client.query("select 1")).rows == ((1,),)
+
+
+async def next_lever(client: WireClient) -> LeverEvent:
+    async with asyncio.timeout(20):
+        async for message in client.messages():
+            if isinstance(message, LeverEvent):
+                return message
+    raise AssertionError("no lever changed")
+
+
+async def test_a_replay_shows_the_levers_of_its_moment_and_gives_those_of_now_back() -> None:
+    async with live(NoEngine()) as served, WireClient(served.url) as client:
+        served.telemetry.recorded = run = FakeRun()
+        await client.send(Subscribe(topics=("stats", "levers")))
+        await client.send(Replay(run="recorded-1", speed=1.0))
+        start = await next_lever(client)
+        assert (start.name, start.old, start.new, start.origin) == ("num_drafts", DEFAULT, 7, "replay")
+        record = LeverRecord("c1", int(29.9e9), 12, "num_drafts", 7, 2, "tui", "me", "fewer")
+        run.hub.update(pack([record]))
+        await client.send(Replay(action="seek", position=42.0))
+        change = await next_lever(client)
+        assert (change.change_id, change.old, change.new, change.tick) == ("c1", 7, 2, 12)
+        assert (change.origin, change.reason, change.time) == ("tui", "fewer", pytest.approx(29.9))
+        await client.send(Replay(action="stop"))
+        back = await next_lever(client)
+        assert (back.name, back.new, back.origin) == ("num_drafts", DEFAULT, "replay")
+
+
+async def test_levers_that_change_now_are_not_shown_in_a_replay_but_after_it() -> None:
+    async with live() as served, WireClient(served.url) as client, WireClient(served.url) as other:
+        served.telemetry.recorded = FakeRun()
+        await client.send(Subscribe(topics=("stats", "levers")))
+        await client.send(Replay(run="recorded-1", speed=1.0))
+        assert (await next_lever(client)).new == 7
+        assert isinstance(await other.set_lever("num_drafts", 5), LeverEvent)
+        await client.send(Replay(action="stop"))
+        back = await next_lever(client)
+        assert (back.old, back.new, back.origin) == (7, 5, "replay")
 
 
 async def test_a_session_that_ends_takes_its_replay_along() -> None:
