@@ -1,4 +1,4 @@
-// The entry: connects wire, state and panels, and draws what changed, at most ten times a second and never while hidden.
+// The entry: connects wire, state and panels, and draws what changed: figures four times a second, never while hidden.
 
 import { Actions } from "./actions.js";
 import { forgetColours } from "./charts.js";
@@ -18,8 +18,9 @@ import { createStrip } from "./panels/strip.js";
 import { initial, mayControl, received, reduce } from "./state.js";
 import { Wire } from "./wire.js";
 
-const FRAME_MS = 100;
-const COALESCED = ["stats", "requests", "gate", "delta"];
+const FIGURES_MS = 250;
+/** The time that a frame may come after the one before, by message; any other message is drawn at once. */
+const PACE_MS = { stats: FIGURES_MS, requests: FIGURES_MS, gate: FIGURES_MS, log: FIGURES_MS, delta: 100 };
 
 const now = () => performance.now() / 1000;
 const fragment = () => new URLSearchParams(location.hash.slice(1));
@@ -39,6 +40,7 @@ class Page {
     this.drawnAt = 0;
     this.panelDrawnAt = 0;
     this.scheduled = 0;
+    this.due = 0;
     this.frame = 0;
     this.frozen = null;
     this.connectedAt = 0;
@@ -46,13 +48,13 @@ class Page {
       url: `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${document.documentElement.dataset.wire}`,
       token: () => fragment().get("token") ?? "",
       onMessage: (message) => this.#take(message),
-      onLink: (link) => this.#apply({ type: "link", ...link }, true),
+      onLink: (link) => this.#apply({ type: "link", ...link }),
       received: () => received(this.state),
       clock: now,
     });
     this.actions = new Actions({
       wire: this.wire,
-      apply: (message) => this.#apply(message, true),
+      apply: (message) => this.#apply(message),
       say,
       getState: () => this.state,
       forgetPast: () => this.past.clear(),
@@ -67,7 +69,7 @@ class Page {
     this.select(fragment().get("view") ?? "overview");
     this.wire.connect();
     setInterval(() => this.#schedule(), 1000);
-    document.addEventListener("visibilitychange", () => this.#schedule(true));
+    document.addEventListener("visibilitychange", () => this.#schedule(0));
     addEventListener("hashchange", () => this.#hashChanged());
   }
 
@@ -82,26 +84,28 @@ class Page {
     if (message.type === "problem" || message.type === "lever_refused") say(message.message);
     if (message.type === "welcome" && this.state.engine.state !== "loading") this.connectedAt = now();
     if (message.type === "welcome") queueMicrotask(() => this.panels[this.view].opened?.(this.state));
-    this.#apply(message, !COALESCED.includes(message.type));
+    this.#apply(message);
   }
 
-  #apply(message, isUrgent = false) {
+  #apply(message) {
     this.state = reduce(this.state, message, now());
-    this.#schedule(isUrgent);
+    this.#schedule(PACE_MS[message.type] ?? 0);
   }
 
   // ---- drawing
 
-  #schedule(isUrgent = false) {
-    if (isUrgent) this.isPanelUrgent = true;
+  /** Draw `pace` milliseconds after the last frame, or now when that is past; a sooner wish replaces a later one. */
+  #schedule(pace = FIGURES_MS) {
+    if (pace === 0) this.isPanelUrgent = true;
     if (document.hidden || this.frame) return;
-    const wait = isUrgent ? 0 : Math.max(0, this.drawnAt + FRAME_MS - performance.now());
-    if (this.scheduled && !isUrgent) return;
+    const due = this.drawnAt + pace;
+    if (this.scheduled && due >= this.due) return;
     clearTimeout(this.scheduled);
+    this.due = due;
     this.scheduled = setTimeout(() => {
       this.scheduled = 0;
       this.frame = requestAnimationFrame(() => this.#draw());
-    }, wait);
+    }, Math.max(0, due - performance.now()));
   }
 
   #draw(isForced = false) {
@@ -136,7 +140,7 @@ class Page {
       getHistory: () => (this.state.replay ? this.past : this.live),
       getUntil: () => this.frozen?.stats?.time ?? Infinity,
       onView: () => this.#draw(true),
-      apply: (message) => this.#apply(message, true),
+      apply: (message) => this.#apply(message),
       mayControl: () => mayControl(this.state),
     };
     return {
@@ -197,8 +201,8 @@ class Page {
   togglePause() {
     const on = !this.state.paused;
     this.frozen = on ? this.state : null;
-    this.#apply({ type: "pause", on }, true);
-    if (!on) this.#draw(true);
+    this.#apply({ type: "pause", on });
+    this.#draw(true);
   }
 
   #switchTheme() {

@@ -5,9 +5,14 @@ import { clock, number } from "./format.js";
 
 const colours = new Map();
 
-/** A colour of the theme in force. */
+/** A colour of the theme in force, as a canvas takes it. */
 function colour(name) {
-  if (!colours.has(name)) colours.set(name, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  if (!colours.has(name)) {
+    const probe = document.body.appendChild(h("i", { hidden: true }));
+    probe.style.color = `var(${name})`;
+    colours.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
   return colours.get(name);
 }
 
@@ -15,6 +20,7 @@ export const forgetColours = () => colours.clear();
 
 const TABLE_ROWS = 30;
 const TABLE_MS = 1000;
+const EDGE = "-30px 0px"; // of a chart with less than this in the window only its title or its time axis shows
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200];
 const DASHES = { solid: [], dashed: [6, 4], dotted: [2, 3] };
 
@@ -44,6 +50,10 @@ export class Chart {
     this.element = this.#build(note);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.plotBox);
+    this.wanted = null;
+    this.isInSight = false;
+    this.sight = new IntersectionObserver((entries) => this.#seen(entries.at(-1).isIntersecting), { rootMargin: EDGE });
+    this.sight.observe(this.element);
   }
 
   #build(note) {
@@ -89,9 +99,14 @@ export class Chart {
     );
   }
 
-  /** Draw what `history` holds of the `seconds` up to `until`; does nothing when that is already on screen. */
+  /**
+   * Draw what `history` holds of the `seconds` up to `until`; does nothing when that is already on screen, and waits
+   * for the chart to come into view.
+   */
   render(history, seconds, until = Infinity) {
     const { drawn } = this;
+    this.wanted = [history, seconds, until];
+    if (!this.isInSight) return;
     if (history === drawn.history && history.version === drawn.version && seconds === drawn.seconds) return;
     this.drawn = { ...drawn, history, version: history.version, seconds };
     const names = this.series.map((entry) => entry.name);
@@ -118,7 +133,13 @@ export class Chart {
 
   destroy() {
     this.observer.disconnect();
+    this.sight.disconnect();
     this.plot?.destroy();
+  }
+
+  #seen(isInSight) {
+    this.isInSight = isInSight;
+    if (isInSight && this.wanted) this.render(...this.wanted);
   }
 
   #create() {
@@ -204,13 +225,14 @@ export class Chart {
 
   #drawMarks(plot) {
     const { ctx, bbox } = plot;
+    const marks = this.marks.filter((mark) => mark.time >= this.range[0] && mark.time <= this.range[1]);
+    if (!marks.length) return;
     let free = -Infinity;
     ctx.save();
     ctx.font = `${10 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
     ctx.fillStyle = colour("--text");
-    for (const mark of this.marks) {
-      if (mark.time < this.range[0] || mark.time > this.range[1]) continue;
+    for (const mark of marks) {
       const x = Math.round(plot.valToPos(mark.time, "x", true));
       ctx.strokeStyle = colour("--text");
       ctx.lineWidth = devicePixelRatio;

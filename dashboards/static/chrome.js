@@ -15,7 +15,8 @@ export function drawChrome(state, at, connectedAt) {
   const word = condition(state, at);
   attr(document.documentElement, "data-condition", word);
   attr(document.body, "data-faded", UNSURE.includes(word) ? "" : null);
-  document.title = word === "live" ? "Metrale" : `Metrale, ${word}`;
+  const title = word === "live" ? "Metrale" : `Metrale, ${word}`;
+  if (document.title !== title) document.title = title;
   document.querySelector(".lamp").classList.toggle("paused", state.paused);
   text($("condition"), state.paused && word === "live" ? "paused" : word);
   text($("model"), state.facts ? state.facts.model : "");

@@ -2,18 +2,21 @@
 
 export const NOTHING = "–";
 
+const GROUPED = new Intl.NumberFormat("en-US"); // made once: `toLocaleString` makes one at every call
+const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
+
 /** Three significant digits below 1000, grouped thousands above. */
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return NOTHING;
   const rounded = Number(value.toPrecision(3));
   const size = Math.abs(rounded);
-  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  if (size >= 1000) return GROUPED.format(Math.round(value));
   if (size >= 100 || Number.isInteger(value)) return rounded.toFixed(0);
   return size >= 10 ? rounded.toFixed(1) : rounded.toFixed(2);
 }
 
 export const count = (value) =>
-  value === null || value === undefined ? NOTHING : Math.round(value).toLocaleString("en-US");
+  value === null || value === undefined ? NOTHING : GROUPED.format(Math.round(value));
 
 /** A share of 0 to 1 as percent. */
 export function percent(share) {
@@ -43,14 +46,14 @@ export function bytes(value) {
   return `${step ? value.toFixed(1) : value} ${units[step]}`;
 }
 
-export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
+export const clock = (unix) => CLOCK.format(unix * 1000);
 
 /** The values that a lever takes, where its control does not show them. */
 export function leverBounds(lever) {
   if (lever.kind === "bool" || lever.kind === "choice") return "";
   if (lever.kind === "text" || lever.minimum === undefined || lever.maximum === undefined) return lever.bounds;
   const unit = lever.unit ? ` ${lever.unit}` : "";
-  return `${lever.minimum.toLocaleString("en-US")} to ${lever.maximum.toLocaleString("en-US")}${unit}${lever.none_word ? ` or ${lever.none_word}` : ""}`;
+  return `${GROUPED.format(lever.minimum)} to ${GROUPED.format(lever.maximum)}${unit}${lever.none_word ? ` or ${lever.none_word}` : ""}`;
 }
 
 /** A lever value as the terminal shows it. */

@@ -87,16 +87,11 @@ const HANDLERS = {
     const replaying = Boolean(message.replay_run);
     if (state.replay && !replaying) return state;
     if (replaying && !state.replay) return state;
-    const floor = message.time - RECENT_S;
-    const recent = last(
-      state.recent.filter((frame) => frame.time > floor && frame.time <= message.time),
-      KEEP.recent - 1,
-    );
     return {
       ...state,
       stats: message,
       statsAt: at,
-      recent: [...recent, message],
+      recent: withFrame(state.recent, message),
       totals: replaying ? state.totals : addTotals(state.totals, message),
       replay: replaying ? { ...state.replay, position: message.replay_position ?? 0 } : null,
     };
@@ -234,6 +229,17 @@ const HANDLERS = {
   pause: (state, { on }, at) => ({ ...state, paused: on, pausedAt: on ? at : 0 }),
 };
 
+/** The frames of the last 30 s up to and with this one; those after it, before a seek backwards, go. */
+function withFrame(frames, frame) {
+  let first = Math.max(0, frames.length - KEEP.recent + 1);
+  let end = frames.length;
+  while (first < end && frames[first].time <= frame.time - RECENT_S) first += 1;
+  while (end > first && frames[end - 1].time > frame.time) end -= 1;
+  const kept = frames.slice(first, end);
+  kept.push(frame);
+  return kept;
+}
+
 function without(record, key) {
   if (!(key in record)) return record;
   const { [key]: _, ...rest } = record;
@@ -287,35 +293,23 @@ function addTotals(totals, stats) {
   };
 }
 
-const plus = (left = [], right = []) =>
-  Array.from({ length: Math.max(left.length, right.length) }, (_, index) => (left[index] ?? 0) + (right[index] ?? 0));
-
 /** Lane aggregates of several frames added up. */
 export function sumLanes(frames) {
   const sums = {};
-  for (const frame of frames) {
-    for (const [name, lane] of Object.entries(frame.lanes)) {
-      const sum = sums[name] ?? {
-        steps: 0,
-        tokens: 0,
-        seconds: 0,
-        drafted: 0,
-        accepted: 0,
-        drafted_at: [],
-        accepted_at: [],
-      };
-      sums[name] = {
-        steps: sum.steps + (lane.steps ?? 0),
-        tokens: sum.tokens + (lane.tokens ?? 0),
-        seconds: sum.seconds + (lane.seconds ?? 0),
-        drafted: sum.drafted + (lane.drafted ?? 0),
-        accepted: sum.accepted + (lane.accepted ?? 0),
-        drafted_at: plus(sum.drafted_at, lane.drafted_at),
-        accepted_at: plus(sum.accepted_at, lane.accepted_at),
-      };
-    }
-  }
+  for (const frame of frames) for (const name in frame.lanes) addLane((sums[name] ??= noWork()), frame.lanes[name]);
   return sums;
+}
+
+const COUNTS = ["steps", "tokens", "seconds", "drafted", "accepted"];
+const BY_POSITION = ["drafted_at", "accepted_at"];
+
+const noWork = () => ({ steps: 0, tokens: 0, seconds: 0, drafted: 0, accepted: 0, drafted_at: [], accepted_at: [] });
+
+function addLane(sum, lane) {
+  for (const name of COUNTS) sum[name] += lane[name] ?? 0;
+  for (const name of BY_POSITION)
+    for (let index = 0; index < (lane[name]?.length ?? 0); index += 1)
+      sum[name][index] = (sum[name][index] ?? 0) + lane[name][index];
 }
 
 // ---- questions to the state -------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ const QUICK = ["drafter", "num_drafts", "mtp_gate", "pipelined_decode", "always_
 const CHART_EVERY_S = 0.5;
 const CHART_SHOWS_S = 60;
 
-export function createBeside({ actions, getHistory, now }) {
+export function createBeside({ actions, getHistory, getUntil, now }) {
   const chart = new Chart({
     id: "c-chat",
     title: "Throughput",
@@ -46,9 +46,9 @@ export function createBeside({ actions, getHistory, now }) {
       make,
       (element, lever) => update(element, lever, state),
     );
-    if (state.paused || now() - drawn < CHART_EVERY_S) return;
+    if (now() - drawn < CHART_EVERY_S) return;
     drawn = now();
-    chart.render(getHistory(), CHART_SHOWS_S);
+    chart.render(getHistory(), CHART_SHOWS_S, getUntil());
   }
 
   const levers = h("section", { class: "card", "aria-label": "Quick levers" }, h("h3", { text: "Levers" }), body);
