@@ -88,7 +88,7 @@ function beside(rate, stats) {
 const quantileNote = (quantiles) =>
   quantiles.p50 === null || quantiles.p50 === undefined
     ? "no sample in 60 s"
-    : `p95 ${number(quantiles.p95)}  p99 ${number(quantiles.p99)}`;
+    : `p95 ${number(quantiles.p95)}, p99 ${number(quantiles.p99)}`;
 
 function batchNote(stats) {
   const parts = [
