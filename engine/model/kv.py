@@ -9,6 +9,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+CACHE_LINE = 64
+"""Bytes. Default model, 2,000 positions, 7 and 13 rows, aligned or not: 6.1 and 7.1 ms, 10.1 and 10.9 (AVX-512)."""
+
 
 class PagedKV:
     """Keys and values of `layers` layers in `num_blocks` blocks of `block_size` tokens.
@@ -79,6 +82,9 @@ def available_bytes(device: torch.device) -> int:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    # numpy's zeros come from calloc: the system hands out pages on first write, torch.zeros touches them all.
-    raw = np.zeros(int(np.prod(shape)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+    # numpy's zeros come from calloc: the system hands out pages on first write, torch.zeros touches them all. They lie
+    # 16 bytes off a cache line, where every second vector would straddle two.
+    count = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(count + CACHE_LINE, dtype=np.uint8)
+    first = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[first : first + count]).view(dtype).view(shape)
