@@ -39,6 +39,9 @@ _ROWS_CAPACITY = 65_536
 _RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 _ANNOUNCED = 65_536
 _ROOM_BYTES = 8 * 1024 * 1024
+_FREED_BYTES = 65_536
+_FULL_RETRY_S = 30.0
+"""How often a full disk is tried although no room was made on it."""
 
 _MAINTAIN_EVERY_S = 3600.0
 KEEP = Retention()
@@ -118,6 +121,8 @@ class Store:
         self._failures = 0
         self._is_replaced = False
         self._retry_at = 0.0
+        self._full: tuple[int, float] | None = None
+        """Bytes that were left when the disk was found full, and when that was."""
         self._database_guard = threading.Lock()
         self._connection: Connection | None = None
         self._open()
@@ -246,7 +251,7 @@ class Store:
 
     def _tick(self) -> None:
         self._stage()
-        if time.monotonic() >= self._retry_at:
+        if time.monotonic() >= self._retry_at and self._may_have_room():
             try:
                 self._reach()
                 while self._is_due():
@@ -257,6 +262,17 @@ class Store:
                 self._fail(error)
         with self._idle:
             self._idle.notify_all()
+
+    def _may_have_room(self) -> bool:
+        """A transaction that fails for want of room costs as much as one that does not."""
+        if self._full is None or self._end is not None:
+            return True
+        left, at = self._full
+        try:
+            free = shutil.disk_usage(self.path.parent).free
+        except OSError:
+            return True
+        return free >= left + _FREED_BYTES or time.monotonic() - at >= _FULL_RETRY_S
 
     def _keep(self) -> None:
         """Journal what arrives at once, and during a flush interval after that no more; sleep while nothing comes."""
@@ -338,6 +354,7 @@ class Store:
         self._context = self._writer.context
         self._committed_at = time.monotonic()
         self._failures = 0
+        self._full = None
         self.trouble = ""
 
     def _write(self, flush: Flush) -> None:
@@ -452,6 +469,7 @@ class Store:
             return 0
 
     def _fail(self, error: Exception) -> None:
+        self._full = None
         self.trouble = error.args[0] if isinstance(error, StoreError) else self._sentence(error)
         if self._failures or isinstance(error, duckdb.FatalException):
             self._drop_connection()
@@ -466,6 +484,7 @@ class Store:
         except OSError:
             return f"The directory {directory} of the database is gone: create it, recording resumes by itself."
         if free < _ROOM_BYTES:
+            self._full = free, self._full[1] if self._full else time.monotonic()
             return f"The disk of {self.path} is full: free some space, recording resumes by itself."
         if not os.access(directory, os.W_OK) or not os.access(self.path, os.W_OK):
             return f"The database {self.path} may not be written: make it writable, recording resumes by itself."

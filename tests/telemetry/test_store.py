@@ -262,6 +262,28 @@ def test_a_full_disk_is_said_records_wait_in_bounded_memory_and_recording_resume
     assert steps + lost == 30_000
 
 
+def test_a_full_disk_is_not_tried_again_before_there_is_room(
+    open_store: OpenStore, tiny_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, stream, tried = open_store(tiny_disk / "metrale.duckdb"), StepStream(), []
+    store.put(pack([run_record()]))
+    assert store.flush()
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(bytes(shutil.disk_usage(tiny_disk).free))
+    commit = Writer.commit
+    monkeypatch.setattr(Writer, "commit", lambda self, flush, now: (tried.append(now), commit(self, flush, now)))
+    for _ in range(100):
+        store.put(pack(stream.take(20)))
+        time.sleep(0.02)
+    assert "full" in store.trouble
+    assert len(tried) <= 1
+    ballast.unlink()
+    assert wait_until(lambda: not store.trouble)
+    assert store.flush()
+    assert ask(store, "SELECT count(*) FROM lane_steps") == [(2000,)]
+    assert not store.losses
+
+
 def test_a_file_system_made_read_only_is_said_and_recording_resumes(open_store: OpenStore, tiny_disk: Path) -> None:
     store = open_store(tiny_disk / "metrale.duckdb")
     store.put(pack([run_record(), *StepStream().take(10)]))
