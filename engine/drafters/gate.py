@@ -126,6 +126,8 @@ class Gate:
         self._settle_left = 0
         self._depth = self._depth_anchor = -1
         self._bucket = 0
+        self._last = Arm.VERIFY
+        """The arm of the last step that was recorded."""
         self._reason = GateReason.COLD
         self._decision: Decision | None = None
         self._probe_lost_ns = 0.0
@@ -216,10 +218,25 @@ class Gate:
             self._settle_left -= 1
             return
         wall_ns = self._usual[arm].without_hiccup(wall_ns)
+        bootstraps, self._last = arm is Arm.VERIFY and self._last is Arm.PLAIN, arm
+        if bootstraps:
+            self._pay_bootstrap(wall_ns, tokens)
+            return
         self._window.add(wall_ns, tokens)
         self._pay(wall_ns, tokens)
         if self._is_window_done():
             self._close_window()
+
+    def _pay_bootstrap(self, wall_ns: int, tokens: int) -> None:
+        """Charge the first speculative step after a plain one, which bootstraps or catches up, to the probe that caused
+        it. In a window of eight it would pass for a lasting loss of a tenth and more."""
+        if not self._current.rate:
+            return
+        lost_ns = self.budget.charge(wall_ns - tokens * 1e9 / self._current.rate)
+        if self._is_probing:
+            self._probe_lost_ns += lost_ns
+        else:
+            self.budget.spend(lost_ns)
 
     def _pay(self, wall_ns: int, tokens: int) -> None:
         """Charge a probe's step for what it lost; save from any other step."""

@@ -179,11 +179,23 @@ def test_the_refresh_waits_longer_for_a_wider_batch() -> None:
     assert bench.until(Arm.PLAIN) * bench.emitted * 3 == pytest.approx(4 * 1024, abs=6)
 
 
-def test_a_probe_is_one_window() -> None:
+def test_a_probe_is_one_window_after_its_bootstrap() -> None:
     bench = settled_in_plain()
     bench.until(Arm.VERIFY)
     bench.verify_ms = 9.8
-    assert bench.until(Arm.PLAIN) == 15
+    assert bench.until(Arm.PLAIN) == 16
+
+
+@pytest.mark.parametrize("bootstrap_ms", [10, 18])
+def test_what_it_takes_to_speculate_again_is_paid_for_and_says_nothing_of_the_arm(bootstrap_ms: float) -> None:
+    bench = settled_in_plain()
+    bench.verify_ms = bootstrap_ms
+    bench.until(Arm.VERIFY)
+    bench.verify_ms = 9.8
+    before = bench.gate.budget.saved_ns
+    bench.until(Arm.PLAIN)
+    assert bench.rate(Arm.VERIFY) == pytest.approx(1000 / 9.8, rel=0.02)
+    assert before - bench.gate.budget.saved_ns == pytest.approx(max(0, bootstrap_ms - 10 - 16 * 0.2) * MS, abs=0.3 * MS)
 
 
 def test_a_probe_that_clearly_loses_ends_at_the_shortest_window() -> None:
