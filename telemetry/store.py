@@ -40,8 +40,8 @@ _RETRY_S = (0.25, 0.5, 1.0, 2.0, 5.0)
 _ANNOUNCED = 65_536
 _ROOM_BYTES = 8 * 1024 * 1024
 _FREED_BYTES = 65_536
-_FULL_RETRY_S = 30.0
-"""How often a full disk is tried although no room was made on it."""
+_BLOCKED_RETRY_S = 30.0
+"""How often a transaction is tried although what stopped the last one is seen to be still there."""
 
 _MAINTAIN_EVERY_S = 3600.0
 KEEP = Retention()
@@ -121,8 +121,9 @@ class Store:
         self._failures = 0
         self._is_replaced = False
         self._retry_at = 0.0
-        self._full: tuple[int, float] | None = None
-        """Bytes that were left when the disk was found full, and when that was."""
+        self._obstacle: Callable[[], bool] | None = None
+        """Tells cheaply whether what stopped the last transaction is still there."""
+        self._blocked_at = 0.0
         self._database_guard = threading.Lock()
         self._connection: Connection | None = None
         self._open()
@@ -251,7 +252,7 @@ class Store:
 
     def _tick(self) -> None:
         self._stage()
-        if time.monotonic() >= self._retry_at and self._may_have_room():
+        if time.monotonic() >= self._retry_at and not self._is_blocked():
             try:
                 self._reach()
                 while self._is_due():
@@ -263,16 +264,16 @@ class Store:
         with self._idle:
             self._idle.notify_all()
 
-    def _may_have_room(self) -> bool:
-        """A transaction that fails for want of room costs as much as one that does not."""
-        if self._full is None or self._end is not None:
-            return True
-        left, at = self._full
-        try:
-            free = shutil.disk_usage(self.path.parent).free
-        except OSError:
-            return True
-        return free >= left + _FREED_BYTES or time.monotonic() - at >= _FULL_RETRY_S
+    def _is_blocked(self) -> bool:
+        """A transaction that fails costs as much as one that does not."""
+        if self._obstacle is None or self._end is not None:
+            return False
+        return self._obstacle() and time.monotonic() - self._blocked_at < _BLOCKED_RETRY_S
+
+    def _block(self, obstacle: Callable[[], bool]) -> None:
+        if self._obstacle is None:
+            self._blocked_at = time.monotonic()
+        self._obstacle = obstacle
 
     def _keep(self) -> None:
         """Journal what arrives at once, and during a flush interval after that no more; sleep while nothing comes."""
@@ -354,7 +355,7 @@ class Store:
         self._context = self._writer.context
         self._committed_at = time.monotonic()
         self._failures = 0
-        self._full = None
+        self._obstacle = None
         self.trouble = ""
 
     def _write(self, flush: Flush) -> None:
@@ -469,7 +470,7 @@ class Store:
             return 0
 
     def _fail(self, error: Exception) -> None:
-        self._full = None
+        self._obstacle = None
         self.trouble = error.args[0] if isinstance(error, StoreError) else self._sentence(error)
         if self._failures or isinstance(error, duckdb.FatalException):
             self._drop_connection()
@@ -479,14 +480,14 @@ class Store:
 
     def _sentence(self, error: Exception) -> str:
         directory = self.path.parent
-        try:
-            free = shutil.disk_usage(directory).free
-        except OSError:
+        free = _free_bytes(directory)
+        if free is None:
             return f"The directory {directory} of the database is gone: create it, recording resumes by itself."
         if free < _ROOM_BYTES:
-            self._full = free, self._full[1] if self._full else time.monotonic()
+            self._block(lambda: (_free_bytes(directory) or 0) < free + _FREED_BYTES)
             return f"The disk of {self.path} is full: free some space, recording resumes by itself."
-        if not os.access(directory, os.W_OK) or not os.access(self.path, os.W_OK):
+        if not self._is_writable():
+            self._block(lambda: self.path.exists() and not self._is_writable())
             return f"The database {self.path} may not be written: make it writable, recording resumes by itself."
         log.debug("%s: %s", self.path, error)
         if fits_no_table(error):
@@ -497,6 +498,9 @@ class Store:
         if isinstance(error, OSError):
             return f"The database {self.path} cannot be written, recording is retried: {first_line(error)}."
         return f"The database {self.path} cannot be written: recording is retried; if it goes on, move the file away."
+
+    def _is_writable(self) -> bool:
+        return os.access(self.path.parent, os.W_OK) and os.access(self.path, os.W_OK)
 
     def _drop_connection(self) -> None:
         with self._database_guard:
@@ -526,6 +530,14 @@ class Store:
     def _lose(self, kind: str, count: int) -> None:
         self.losses[kind] += count
         self._unwritten[kind] += count
+
+
+def _free_bytes(directory: Path) -> int | None:
+    """None where the directory is gone."""
+    try:
+        return shutil.disk_usage(directory).free
+    except OSError:
+        return None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from engine.bench.result import BenchResult, Spread
 from engine.bench.telemetry_recorder import Recorder, Speaker
 from telemetry.database import open_for_reading
 
-LEVEL, TOKENS = 2, 128
+LEVEL, TOKENS = 2, 512
 SEEN_S = 20.0
 """Time in which trouble must be said, and in which its end must be noticed."""
 DISK_MB = 64
