@@ -134,7 +134,7 @@ class Views:
             prompt_tokens=len(flight.submit.prompt),
             output_tokens=flight.output_tokens,
             tokens_per_s=(flight.output_tokens - 1) / speaking if speaking > 0 and flight.output_tokens > 1 else 0.0,
-            ttft_ms=1000 * (flight.first_token - flight.started) if flight.first_token else None,
+            ttft_ms=_ttft_ms(flight, live),
             drafted=usage.drafted if usage else live.drafted if live else 0,
             accepted=usage.accepted if usage else flight.drafted_accepted,
             lane=flight.lane,
@@ -227,3 +227,12 @@ def lever_views(values: Mapping[str, Value], sources: Mapping[str, str]) -> tupl
         )
         for name, lever in LEVERS.items()
     )
+
+
+def _ttft_ms(flight: Flight, live: LiveRequest | None) -> float | None:
+    """The engine's figure, which the reply and SQL have too; what the server saw until that is here."""
+    if flight.finished and flight.finished.usage.ttft_us:
+        return flight.finished.usage.ttft_us / 1000
+    if live is not None and live.ttft_ms is not None:
+        return live.ttft_ms
+    return 1000 * (flight.first_token - flight.started) if flight.first_token else None

@@ -353,6 +353,7 @@ async def test_requests_are_listed_while_they_run_and_after_they_ended() -> None
         served.engine.release()
         rows = served.server.views.requests().rows
         assert [(row.state, row.output_tokens, row.reason) for row in rows] == [("finished", 5, "stop")]
+        assert [row.ttft_ms for row in rows] == [1.0]  # the engine's, as in the reply, not what the server saw
 
 
 async def test_the_death_of_the_engine_reaches_every_client_in_one_sentence() -> None:
