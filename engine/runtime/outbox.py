@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from engine.protocol.events import Event, LeverChanged, Records, Snapshot
+from engine.protocol.events import Delta, Event, LeverChanged, Records, Snapshot
 from telemetry.batch import message
 from telemetry.record import AnyRecord
 
@@ -61,7 +61,8 @@ class BatchOutbox:
 
 
 class Flusher(threading.Thread):
-    """Writes batches: at once after a pause, every 10 ms under load, records every 100 ms.
+    """Writes batches: at once after a pause, 10 ms after the last tokens under load, records every 100 ms. What carries
+    no tokens delays none: the first token of a reply follows its acceptance at once.
 
     A lever change is recorded before it is acknowledged: its batch carries the records first.
     """
@@ -82,16 +83,16 @@ class Flusher(threading.Thread):
             while not self._closing.is_set():
                 if self._outbox.bell.wait(RECORDS_S if self._pending_records else IDLE_S):
                     started = time.monotonic()
-                    self.flush()
-                    self._closing.wait(max(0.0, FLUSH_S - (time.monotonic() - started)))
+                    if self.flush():
+                        self._closing.wait(max(0.0, FLUSH_S - (time.monotonic() - started)))
                 else:
                     self.flush()
             self.flush(last=True)
         except OSError:
             self._on_broken()
 
-    def flush(self, last: bool = False) -> None:
-        """Write what waits now. Raises `OSError` when the other side is gone."""
+    def flush(self, last: bool = False) -> bool:
+        """Write what waits now; whether there were tokens. Raises `OSError` when the other side is gone."""
         if len(self._outbox) > MAX_PENDING:
             raise TimeoutError("The server stopped reading.")
         events = self._outbox.take()
@@ -101,6 +102,7 @@ class Flusher(threading.Thread):
             events = [*self._records(), *events]
         if events:
             self._write(events)
+        return any(isinstance(event, Delta) for event in events)
 
     def close(self, timeout: float = 2.0) -> None:
         """Flush the rest and end; waits for the thread."""

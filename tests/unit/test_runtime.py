@@ -12,7 +12,18 @@ from engine.core.clock import ManualClock, MonotonicClock
 from engine.core.context import Context
 from engine.levers.resolve import LeverState
 from engine.protocol.commands import Cancel, ChangeLever, Command, Limits, Shutdown, Submit
-from engine.protocol.events import Delta, Event, Fatal, Finished, LeverChanged, Ready, Records, Snapshot, Token
+from engine.protocol.events import (
+    Accepted,
+    Delta,
+    Event,
+    Fatal,
+    Finished,
+    LeverChanged,
+    Ready,
+    Records,
+    Snapshot,
+    Token,
+)
 from engine.runtime.in_process import InProcessEngine
 from engine.runtime.loop import EngineLoop, MeteredRing, WakingInbox
 from engine.runtime.outbox import FLUSH_S, BatchOutbox, Flusher
@@ -118,6 +129,17 @@ def test_a_server_that_is_gone_ends_the_engine() -> None:
     thread.start()
     outbox.send(delta(0))
     assert told.wait(5)
+
+
+def test_the_first_token_does_not_wait_behind_the_acceptance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.runtime.outbox.FLUSH_S", 30.0)
+    outbox, found = BatchOutbox(), Collector()
+    thread = flusher(outbox, found)
+    thread.start()
+    for number, event in enumerate((Accepted(request_id="r"), SNAPSHOT, delta(0)), 1):
+        outbox.send(event)
+        found.wait(lambda events, number=number: len(events) == number, 10)
+    thread.close()
 
 
 class ScriptedTick:
