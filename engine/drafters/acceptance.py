@@ -66,18 +66,6 @@ class PositionAcceptance:
             for share in self.at[drafted:]:
                 share.fade()
 
-    def set_prior(self, prior: float) -> None:
-        """What the first draft is believed to be worth where nothing was measured of late."""
-        if prior != self.at[0].prior:
-            self._curve.clear()
-            self.at[0].prior = prior
-
-    def fade(self) -> None:
-        """Forget a little, as time passes without a trial."""
-        self._curve.clear()
-        for share in self.at:
-            share.fade()
-
     def expected(self, most: int) -> list[float]:
         """Mean accepted of 0 to `most` drafts at least."""
         if len(self._curve) <= most:

@@ -20,22 +20,16 @@ from engine.drafters.arms import PLAIN, ArmKey, Offer
 from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
 from engine.drafters.gate import GateSettings
 from engine.drafters.promise import Promises
-from engine.drafters.standing import Base, Delivered, Probe, Reading, Standing
+from engine.drafters.standing import Base, Delivered, Probe, Standing
 from telemetry.names import GateReason
 
 SETTLE_STEPS: Final = 4
 PLAIN_PROBE_STEPS: Final = 4
 """What a plain step emits is known, so a few steps tell its rate; a drafter's acceptance takes more."""
 DRAFTER_PROBE_STEPS: Final = 8
-PROBE_SHARE: Final = 0.006
+PROBE_SHARE: Final = 0.01
 PROBE_CAP_TOKENS: Final = 16.0
 LEAST_MARGIN: Final = 0.01
-FAR: Final = 0.15
-"""A drafter that is further behind than this is probed half as often each time."""
-HOPELESS: Final = 8
-"""Intervals between probes of a drafter that could not win with every draft accepted."""
-REST_TOKENS: Final = 64
-"""So long it is believed that such a one still cannot."""
 SUSPECT_STEPS: Final = 8
 VALID_WINDOWS: Final = 4
 
@@ -45,9 +39,8 @@ MOST_A_STEP: Final = 65
 SHOWN_STEPS: Final = 16
 """Evidence is laid out for the record so often; doing it at every step cost 4 % of a fast one."""
 
-READERS: Final = (DrafterName.MTP, DrafterName.DFLASH)
-"""Heads read the whole context before they draft; an arbiter that knows nothing begins with the first of them, as the
-gate begins in MTP mode."""
+FIRST_BASES: Final = (DrafterName.MTP, DrafterName.DFLASH)
+"""Where an arbiter that knows nothing begins, as the gate begins in MTP mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +78,9 @@ class Arbiter:
         self._settle_left = 0
         self._depth = self._depth_anchor = 0
         self._is_new = True
-        self._reading = Reading()
+        self._catches_up = True
+        """Another reply runs than before, and no head has drafted for it yet: its first draft takes the prompt in."""
         self._arm = PLAIN
-        self._matched = False
-        """Whether a copy could run at this step."""
         self._reason = GateReason.COLD
         self._pinned: GateReason | None = None
         self._step = 0
@@ -122,8 +114,7 @@ class Arbiter:
             self._offer = {base: counts for base, counts in offer.items() if base is not DrafterName.NGRAM}
         copies = offer.get(DrafterName.NGRAM)
         if not self._standings:
-            self.base = next((base for base in READERS if base in self._offer), None)
-        self._matched = bool(copies and match_len)
+            self.base = next((base for base in FIRST_BASES if base in self._offer), None)
         self._arm, worth = self._pick_base() if self._offer else (PLAIN, -math.inf)
         if copies and match_len and self._may_copy():
             copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price)
@@ -158,18 +149,16 @@ class Arbiter:
             outcomes = ((arm.drafts, min(arm.drafts, emitted - 1)),)
         self._step += 1
         self._age(emitted)
-        promises = self._promises
-        if arm.drafter is DrafterName.NGRAM:
-            promises.note_copied()
-        elif arm.drafter is not None:
+        if arm.drafter and arm.drafter is not DrafterName.NGRAM:
             for drafted, accepted in outcomes:
-                promises.note_outcome(arm.drafter, drafted, accepted, matched=self._matched)
+                self._promises.accepts(arm.drafter).add(drafted, accepted)
         if self._settle_left:
             self._settle_left -= 1
             return
-        read_much = self._note_read(arm, emitted, draft_ns)
-        if not read_much and (arm.drafter is None or any(drafted for drafted, _ in outcomes)):
-            promises.costs.add(arm, self._planned(arm), wall_ns, draft_ns, self._step)
+        if self._catches_up and arm.drafter not in (None, DrafterName.NGRAM):
+            self._catches_up = False
+        elif arm.drafter is None or any(drafted for drafted, _ in outcomes):
+            self._promises.costs.add(arm, self._planned(arm), wall_ns, draft_ns, self._step)
         self._account(arm, wall_ns, emitted)
 
     def record_confidences(self, drafter: DrafterName, confidences: Sequence[float], accepted: int) -> None:
@@ -216,20 +205,14 @@ class Arbiter:
             self._reason = GateReason.SETTLE
         elif self._probe:
             self._reason = GateReason.PROBE if self.base is None else GateReason.REFRESH
-            return self._best(self._probe.base, matched=self._matched)
+            return self._promises.best(self._probe.base, self._offer[self._probe.base], self._price)
         elif self._reason is GateReason.SWITCH and not self._delivered.steps:
             pass
         else:
             self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
-        bases = [self._base_here()] if self.base in self._offer else list(self._offer)
-        return max((self._best(base, matched=self._matched) for base in bases), key=lambda best: best[1])
-
-    def _base_here(self) -> Base:
-        """The base, but plain decoding in a reply that is too short for a head to read its prompt first."""
-        if self.base not in READERS or None not in self._offer or not self._reading.cost_ns:
-            return self.base
-        sure = self._base_rate(self.base) - self._margin(None)
-        return self.base if self._reading.pays(sure, self._base_rate(None)) else None
+        bases = [self.base] if self.base in self._offer else list(self._offer)
+        bests = [self._promises.best(base, self._offer[base], self._price) for base in bases]
+        return max(bests, key=lambda best: best[1])
 
     def _may_copy(self) -> bool:
         """Not while something is measured: a probe, a change of width, or the base's own first steps."""
@@ -246,13 +229,11 @@ class Arbiter:
     def _note(self, depth: int, width: int, match_len: int) -> None:
         promises, bucket = self._promises, width_bucket(width)
         if self._is_new or not 0 <= depth - self._depth <= MOST_A_STEP:
-            self._reading.begin(depth)
+            self._catches_up = True
         if self._is_new:
             self._depth_anchor, self._is_new = depth, False
         elif bucket != promises.bucket:
             self._settle_left = SETTLE_STEPS
-            for standing in self._standings.values():
-                standing.far_losses = standing.rests_until = 0
             self._start_over(depth)
         elif is_other_depth(self._depth_anchor, depth):
             promises.costs.note_return()
@@ -283,23 +264,13 @@ class Arbiter:
             found = self._standings[base] = Standing()
         return found
 
-    def _best(self, base: Base, *, matched: bool = False) -> tuple[ArmKey, float]:
-        return self._promises.best(base, self._offer.get(base, (0,)), self._price, matched=matched)
+    def _best(self, base: Base) -> ArmKey:
+        return self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
 
     def _base_rate(self, base: Base) -> float:
         """Tokens per nanosecond that a base promises at its best draft count."""
         counts = self._offer.get(base)
-        return self._promises.rate(self._best(base)[0]) if counts else 0.0
-
-    def _note_read(self, arm: ArmKey, emitted: int, draft_ns: int) -> bool:
-        """Whether the step's head had much to read first, which says nothing of what its drafts cost."""
-        reading = self._reading
-        if arm.drafter is None or arm.drafter not in READERS:
-            reading.note_unread(emitted, copied=arm.drafter is DrafterName.NGRAM)
-            return False
-        read_much = reading.is_much
-        reading.note_read(emitted, draft_ns - self._promises.costs.drafting_ns(arm.drafter, self._planned(arm)))
-        return read_much
+        return self._promises.rate(self._best(base)) if counts else 0.0
 
     def _account(self, arm: ArmKey, wall_ns: int, emitted: int) -> None:
         probe = self._probe
@@ -312,23 +283,19 @@ class Arbiter:
             if self._step % self.settings.window == 0:
                 self._validate()
             return
-        probe.steps += 1
+        probe.steps_left -= 1
         probe.lost_ns += self.budget.charge(wall_ns - emitted / (self._price or 1.0))
-        told = probe.steps >= PLAIN_PROBE_STEPS and (probe.base is None or self._is_hopeless(probe.base))
-        if (
-            told
-            or probe.steps >= DRAFTER_PROBE_STEPS
-            or probe.lost_ns >= self.budget.limit_ns(self._urgency(probe.base))
-        ):
+        if probe.steps_left <= 0 or probe.lost_ns >= self.budget.limit_ns(self._urgency(probe.base)):
             self._end_probe(probe)
 
     def _note_running(self, arm: ArmKey) -> None:
-        """The running base is measured once its own steps tell its cost, and so is plain decoding in its place."""
-        if arm.drafter is not self.base and arm.drafter is not None:
+        """The running base is measured once its own steps tell its cost."""
+        if arm.drafter is not self.base:
             return
         cost = self._promises.costs.verify.get(arm.drafts)
         if cost and cost.samples >= PLAIN_PROBE_STEPS:
-            self._standing(arm.drafter).note_measured()
+            standing = self._standing(self.base)
+            standing.note_measured()
 
     def _end_probe(self, probe: Probe) -> None:
         self.budget.spend(probe.lost_ns)
@@ -347,10 +314,8 @@ class Arbiter:
             standing.wins = 0
             # Too close to call costs almost nothing to measure again, and not to know it costs for ever.
             standing.is_confirming = ahead > 0
-            standing.note_loss(rival is not None and ahead < -FAR * self._base_rate(self.base), self._interval())
             return
         standing.wins += 1
-        standing.far_losses = 0
         standing.is_confirming = True
         if standing.wins >= self.settings.dwell:
             self._switch(rival)
@@ -376,7 +341,7 @@ class Arbiter:
             self._shortfalls = 0
         elif plain.age_tokens > VALID_WINDOWS * window * self._promises.width:
             # Copies may have kept a plain base from running at all.
-            self._probe = Probe(None)
+            self._probe = Probe(None, PLAIN_PROBE_STEPS)
         else:
             self._shortfalls += 1
             if self._shortfalls >= self.settings.dwell:
@@ -388,18 +353,16 @@ class Arbiter:
         """Measure anew, at once, whoever seems to be ahead of the running base by now."""
         if self.base not in self._offer:
             return
-        own = self._base_rate(self.base)
         for rival in self._offer:
             standing = self._standing(rival)
             if rival is not self.base and standing.is_measured and not standing.is_confirming:
-                rate = self._base_rate(rival)
-                standing.is_confirming = rate > own and rate > own + self._margin(rival)
+                standing.is_confirming = self._base_rate(rival) > self._base_rate(self.base) + self._margin(rival)
 
     def _margin(self, rival: Base) -> float:
         """Tokens per nanosecond by which a rival must be ahead: as much as is uncertain, at most the lever's share."""
         uncertain = 0.0
         for base in (self.base, rival):
-            arm, _ = self._best(base)
+            arm = self._best(base)
             uncertain += self._promises.uncertainty(base, arm.drafts)
         share = min(max(LEAST_MARGIN, DEVIATION_SHARE * uncertain), max(self.settings.margin, LEAST_MARGIN))
         return share * self._base_rate(self.base)
@@ -414,7 +377,7 @@ class Arbiter:
         affordable = [base for base in due if self._missing_ns(base) <= 0]
         if affordable:
             base = max(affordable, key=lambda base: self._standing(base).age_tokens)
-            self._probe = Probe(base)
+            self._probe = Probe(base, PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS)
             if base is None:
                 self._promises.costs.restart_plain()
 
@@ -423,31 +386,17 @@ class Arbiter:
 
     def _is_due(self, base: Base) -> bool:
         standing = self._standing(base)
-        if not standing.is_measured:
+        if not standing.is_measured or standing.is_stale or standing.is_confirming:
             return True
-        due_at = self._interval() * self._promises.bucket
-        if standing.age_tokens < standing.rests_until or not standing.is_due(due_at):
-            return False
-        if standing.age_tokens < HOPELESS * due_at and self._is_hopeless(base):
-            standing.rests_until = standing.age_tokens + REST_TOKENS
-            return False
-        return True
-
-    def _is_hopeless(self, base: Base) -> bool:
-        """Whether a rival would lose even if all its drafts were accepted: only its costs could change that."""
-        if base is None:
-            return False
-        return self._promises.rate_if_right(base, self._offer[base]) <= self._base_rate(self.base)
+        return standing.age_tokens >= self._interval() * self._promises.bucket
 
     def _expected_loss_ns(self, base: Base) -> float:
         rate, current = self._base_rate(base), self._base_rate(self.base)
         if not rate or not current or not self._standing(base).is_measured:
             return 0.0
-        arm, _ = self._best(base)
+        arm = self._best(base)
         steps = PLAIN_PROBE_STEPS if base is None else DRAFTER_PROBE_STEPS
-        reading_ns = self._reading.cost_ns if base in READERS else 0.0
-        step_ns = self._promises.costs.step_ns(base, arm.drafts) or 0.0
-        return reading_ns + steps * step_ns * max(0.0, 1 - rate / current)
+        return steps * (self._promises.costs.step_ns(base, arm.drafts) or 0.0) * max(0.0, 1 - rate / current)
 
     def _missing_ns(self, base: Base) -> float:
         """What has yet to be saved before a probe may begin; a first measurement does not wait."""
@@ -470,7 +419,7 @@ class Arbiter:
     def _rows(self) -> tuple[tuple[str, float, float, int, bool], ...]:
         rows = []
         for base in self._offer:
-            arm, _ = self._best(base)
+            arm = self._best(base)
             standing, rate = self._standing(base), self._promises.rate(arm) * 1e9
             known = standing.is_measured and rate > 0
             deviation = rate * self._promises.uncertainty(base, arm.drafts)
@@ -492,7 +441,6 @@ class Arbiter:
 
     def _tokens_until(self, base: Base) -> int:
         standing = self._standing(base)
-        interval = self._interval() * self._promises.bucket
-        due = 0 if self._is_due(base) else max(interval, standing.rests_until) - standing.age_tokens
+        due = 0 if self._is_due(base) else self._interval() * self._promises.bucket - standing.age_tokens
         wait_ns = max(0.0, self._missing_ns(base)) / self.budget.share
         return max(due, math.ceil(wait_ns * self._price))

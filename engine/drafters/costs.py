@@ -16,7 +16,7 @@ WEIGHT: Final = 0.03
 COMMON_WEIGHT: Final = 0.05
 """Share of a surprise that is taken for the machine's speed, which moves all costs alike."""
 SPREAD_WEIGHT: Final = 0.06
-CURVE_STEPS: Final = 32
+CURVE_STEPS: Final = 16
 """Costs move slowly, so the lines through them are drawn anew every few steps only."""
 CURIOSITY: Final = 1.0
 RETURN_WEIGHT: Final = 0.3
@@ -140,11 +140,6 @@ class CostTable:
     def step_ns(self, drafter: DrafterName | None, drafts: int) -> float | None:
         curve = self.curve(drafter, drafts)
         return curve.expected[drafts] * self.scale if curve else None
-
-    def drafting_ns(self, drafter: DrafterName, drafts: int) -> float:
-        """What making so many drafts takes; 0 where it was never measured."""
-        cost = self.drafting.get(drafter, {}).get(drafts)
-        return cost.value * self.scale if cost else 0.0
 
     def restart_plain(self) -> None:
         if 0 in self.verify:

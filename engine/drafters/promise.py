@@ -14,9 +14,6 @@ from engine.drafters.costs import CostTable
 
 FIRST_GUESS: Final = 3
 """Drafts to begin with, before any cost is known."""
-MATCHED_LIFT: Final = 0.25
-"""Share of a head's wrong first drafts that are right after a match, before that was measured: 0.1 to 0.4 by task over
-greedy replies to 50 Spec-Bench prompts. Text that repeats itself is easier for everyone."""
 
 
 @dataclass(slots=True)
@@ -25,8 +22,6 @@ class Promises:
 
     matches: MatchAcceptance = field(default_factory=MatchAcceptance)
     acceptance: dict[DrafterName, PositionAcceptance] = field(default_factory=dict)
-    after_match: dict[DrafterName, PositionAcceptance] = field(default_factory=dict)
-    """Acceptance of heads where a copy could have run: what they accept elsewhere would underrate them there."""
     calibration: dict[DrafterName, Calibration] = field(default_factory=dict)
     tables: dict[int, CostTable] = field(default_factory=dict)
     costs: CostTable = field(default_factory=CostTable)
@@ -48,60 +43,29 @@ class Promises:
             found = self.acceptance[drafter] = PositionAcceptance()
         return found
 
-    def accepts_after_match(self, drafter: DrafterName) -> PositionAcceptance:
-        """What is not known there of late is guessed from what the drafter accepts elsewhere."""
-        found = self.after_match.get(drafter)
-        if found is None:
-            found = self.after_match[drafter] = PositionAcceptance()
-        elsewhere = self.accepts(drafter).at[0].value
-        found.set_prior(elsewhere + MATCHED_LIFT * (1 - elsewhere))
-        return found
-
-    def note_outcome(self, drafter: DrafterName, drafted: int, accepted: int, *, matched: bool) -> None:
-        """Take in what became of a head's drafts, after a match or elsewhere."""
-        (self.accepts_after_match if matched else self.accepts)(drafter).add(drafted, accepted)
-
-    def note_copied(self) -> None:
-        """Another step that tells nothing of what a head would have accepted there."""
-        for record in self.after_match.values():
-            record.fade()
-
     def calibrated(self, drafter: DrafterName) -> Calibration:
         return self.calibration.setdefault(drafter, Calibration())
 
-    def accepted(self, drafter: DrafterName | None, most: int, *, matched: bool = False) -> list[float]:
-        """Expected accepted per sequence of 0 to `most` drafts; `matched`: where a copy is on offer too."""
+    def accepted(self, drafter: DrafterName | None, most: int) -> list[float]:
+        """Expected accepted per sequence of 0 to `most` drafts."""
         match drafter:
             case None:
                 return [0.0] * (most + 1)
             case DrafterName.NGRAM:
                 return self.matches.expected(self.match_len, most)
             case _:
-                return (self.accepts_after_match if matched else self.accepts)(drafter).expected(most)
+                return self.accepts(drafter).expected(most)
 
     def rate(self, arm: ArmKey) -> float:
         """Expected tokens per nanosecond; 0 where no cost is known."""
         wall_ns = self.costs.step_ns(arm.drafter, arm.drafts)
         return self.width * (1 + self.accepted(arm.drafter, arm.drafts)[arm.drafts]) / wall_ns if wall_ns else 0.0
 
-    def rate_if_right(self, drafter: DrafterName | None, counts: Sequence[int]) -> float:
-        """Tokens per nanosecond if all drafts were accepted, at the best of `counts`; infinite without known costs."""
-        curve = self.costs.curve(drafter, counts[-1])
-        if curve is None:
-            return math.inf
-        return max(self.width * (1 + drafts) / (curve.expected[drafts] * self.costs.scale) for drafts in counts)
-
-    def best(
-        self, drafter: DrafterName | None, counts: Sequence[int], price: float, *, matched: bool = False
-    ) -> tuple[ArmKey, float]:
+    def best(self, drafter: DrafterName | None, counts: Sequence[int], price: float) -> tuple[ArmKey, float]:
         """The draft count that wins most tokens over spending the step's time at `price` tokens per nanosecond; of
         several that win as much the largest. `counts` rise."""
         most = counts[-1]
-        curve, accepted, width = (
-            self.costs.curve(drafter, most),
-            self.accepted(drafter, most, matched=matched),
-            self.width,
-        )
+        curve, accepted, width = self.costs.curve(drafter, most), self.accepted(drafter, most), self.width
         if curve is None:
             return arm_of(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
         hopeful, price = curve.hopeful, price * self.costs.scale

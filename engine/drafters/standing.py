@@ -8,14 +8,6 @@ from typing import Final
 from engine.core.device import DrafterName
 
 RATE_MEMORY: Final = 0.98
-MUCH_UNREAD: Final = 64
-"""Tokens; to read fewer of them is part of what drafting costs."""
-READ_WEIGHT: Final = 0.2
-FIRST_TOKENS: Final = 96.0
-"""What a reply is expected to be worth before any has ended."""
-TOKENS_WEIGHT: Final = 0.25
-
-MOST_DOUBLINGS: Final = 2
 
 Base = DrafterName | None
 """What runs where nothing better is at hand: plain, or one drafter that guesses."""
@@ -24,7 +16,7 @@ Base = DrafterName | None
 @dataclass(slots=True)
 class Probe:
     base: Base
-    steps: int = 0
+    steps_left: int
     lost_ns: float = 0.0
 
 
@@ -56,66 +48,6 @@ class Standing:
     age_tokens: int = 0
     wins: int = 0
     is_confirming: bool = False
-    rests_until: int = 0
-    """Age until which nobody need ask whether a probe is due."""
-    far_losses: int = 0
-    """Probes in a row that ended far behind."""
 
     def note_measured(self) -> None:
-        self.is_measured, self.is_stale, self.age_tokens, self.rests_until = True, False, 0, 0
-
-    def note_loss(self, far: bool, interval: int) -> None:
-        """A probe lost; the further it was behind, again and again, the longer until the next."""
-        self.far_losses = self.far_losses + 1 if far else 0
-        self.rests_until = interval * 2 ** min(self.far_losses, MOST_DOUBLINGS) if far else 0
-
-    def is_due(self, age_tokens: int) -> bool:
-        """Whether a probe is wanted: something happened, or the evidence is `age_tokens` old."""
-        return self.is_stale or self.is_confirming or self.age_tokens >= age_tokens
-
-
-@dataclass(slots=True)
-class Reading:
-    """What a draft head has yet to read before it can draft, and whether that pays for the reply that runs."""
-
-    unread: int = 0
-    """Tokens: a new reply's whole context, then what was emitted without the head."""
-    token_ns: float = 0.0
-    """What reading one took of late."""
-    usual_tokens: float = FIRST_TOKENS
-    """Tokens of a reply that its base emits; copies are made whatever the base is."""
-    _tokens: int = 0
-
-    @property
-    def is_much(self) -> bool:
-        return self.unread >= MUCH_UNREAD
-
-    @property
-    def cost_ns(self) -> float:
-        return self.unread * self.token_ns if self.is_much else 0.0
-
-    def begin(self, depth: int) -> None:
-        """Another reply runs, `depth` tokens into its context."""
-        if self._tokens:
-            self.usual_tokens += TOKENS_WEIGHT * (self._tokens - self.usual_tokens)
-        self.unread, self._tokens = depth, 0
-
-    def note_unread(self, emitted: int, *, copied: bool) -> None:
-        """A step ran without the head."""
-        self.unread += emitted
-        self._tokens += 0 if copied else emitted
-
-    def note_read(self, emitted: int, spent_ns: float) -> None:
-        """A head drafted, which took `spent_ns` longer than drafting alone does."""
-        if self.is_much:
-            sample = max(0.0, spent_ns) / self.unread
-            self.token_ns += (READ_WEIGHT if self.token_ns else 1.0) * (sample - self.token_ns)
-        self.unread = 0
-        self._tokens += emitted
-
-    def pays(self, rate: float, rate_without: float) -> bool:
-        """Whether a head that delivers `rate` (tokens/ns) earns the time back against `rate_without`, without it."""
-        if not self.cost_ns or not rate or not rate_without:
-            return True
-        expected = max(self.usual_tokens, self._tokens)
-        return expected * (1 / rate_without - 1 / rate) >= self.cost_ns
+        self.is_measured, self.is_stale, self.age_tokens = True, False, 0

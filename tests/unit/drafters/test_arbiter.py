@@ -16,7 +16,7 @@ from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
 
 MS = 1_000_000
-MTP, NGRAM, DFLASH, SELF = DrafterName.MTP, DrafterName.NGRAM, DrafterName.DFLASH, DrafterName.SELF
+MTP, NGRAM, DFLASH = DrafterName.MTP, DrafterName.NGRAM, DrafterName.DFLASH
 
 
 def up_to(drafts: int) -> range:
@@ -152,52 +152,6 @@ def test_a_long_match_is_copied_and_a_weak_one_left_to_the_head() -> None:
     assert machine.favourite(40).drafter is NGRAM
     machine.match_len, machine.copied = 2, 0
     assert machine.favourite(40).drafter is MTP
-
-
-def test_a_head_is_not_underrated_after_a_match_for_having_run_on_harder_text() -> None:
-    """Copies leave the hard text to the head; where a match opens, text is easier for the head too."""
-    machine = Machine(right=1)
-    machine.offer = {None: (0,), MTP: up_to(3), NGRAM: up_to(8)}
-    machine.copied = 1
-    machine.step(200)
-    machine.match_len, machine.right = 2, lambda step: 3
-    machine.step(200)
-    elsewhere, after = (machine.arbiter._promises.accepted(MTP, 3, matched=matched)[3] for matched in (False, True))
-    assert elsewhere < 1.5
-    assert after > 2.5
-    assert machine.favourite(40).drafter is MTP
-
-
-def test_a_prompt_is_not_read_for_a_reply_too_short_to_earn_it_back() -> None:
-    machine = Machine(row_ms=2.0, right=1)
-    usual, ran = machine.draft_ms, {}
-    for prompt, reading_ms in ((1000, 400), (100, 40)) * 12:
-        machine.depth = prompt
-        replied: list[ArmKey] = []
-        while len(replied) < 30:
-            is_read = any(arm.drafter is MTP for arm in replied)
-            machine.draft_ms = usual if is_read else reading_ms
-            replied += machine.step()
-            machine.depth += 1
-        ran[prompt] = Counter(arm.drafter for arm in replied)
-    assert ran[1000][None] == 30
-    assert ran[100][MTP] > 20
-
-
-def test_a_drafter_that_could_not_win_with_every_draft_right_is_left_alone() -> None:
-    machine = Machine(right=3)
-    machine.offer = {None: (0,), MTP: up_to(3), SELF: up_to(3)}
-    slow, fast = 2.0, 0.3
-
-    def step() -> ArmKey:
-        arm = machine.arbiter.choose(machine.offer, 100 + 400 * (len(machine.ran) // 100), 1)
-        drafting = int(arm.drafts * (slow if arm.drafter is SELF else fast) * MS)
-        machine.arbiter.record(arm, (10 + arm.drafts) * MS + drafting, 1 + arm.drafts, 1, (), drafting)
-        machine.ran.append(arm)
-        return arm
-
-    assert Counter(step().drafter for _ in range(600))[SELF] == 4
-    assert machine.arbiter.explain().tokens_until_probe >= 0
 
 
 def test_hiccups_of_the_machine_do_not_pass_for_broken_promises_of_copies() -> None:
