@@ -42,6 +42,12 @@ def family_of(pid: int) -> list[int]:
         return []
 
 
+def heed_signals() -> None:
+    """In a child: the signals of a terminal, which whoever started the tests in the background may have had ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @dataclass
 class Home:
     """A user's directories, all below one temporary one; models come from the real cache."""
@@ -71,6 +77,7 @@ class Home:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_signals,
             **more,
         )
 

@@ -17,7 +17,7 @@ import pytest
 from engine.protocol.client import ChatError, WireClient, WireClosedError
 from engine.protocol.commands import Limits
 from engine.protocol.wire import ChatTurn, Delta, Done
-from tests.e2e.processes import Home, Serving, family_of, is_gone, serving, wait_for
+from tests.e2e.processes import Home, Serving, family_of, heed_signals, is_gone, serving, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(420)]
 
@@ -117,7 +117,7 @@ class Terminal:
         environment = {**home.environment(), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "engine.cli", *arguments],
-            stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
+            stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True, preexec_fn=heed_signals,
         )  # fmt: skip
         os.close(slave)
         self.seen = b""
