@@ -45,7 +45,7 @@ def settled(scene: str, keys: tuple[str, ...]) -> Callable[[Pilot[None]], Awaita
             await until(pilot, lambda: app.query(Markdown).first().source == spoken)
         for key in keys:
             await pilot.press(key)
-            await pilot.pause(0.1)
+            await still(pilot)  # what a key opens may have to arrive before the next one finds it
         for editor in app.screen.query(TextArea):
             editor.cursor_blink = False
         await still(pilot)
