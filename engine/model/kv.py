@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 CACHE_LINE = 64
-"""Bytes. Default model, 2,000 positions, 7 and 13 rows, aligned or not: 6.1 and 7.1 ms, 10.1 and 10.9 (AVX-512)."""
+"""Bytes. Default model (AVX-512), aligned over 16 bytes off: 7 rows at 2,000 positions 0.82 of the time, 4 rows at 3,500 0.79."""
 
 
 class PagedKV:
