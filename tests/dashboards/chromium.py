@@ -89,6 +89,12 @@ class Page:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete' && location.href !== 'about:blank'")
 
+    async def reload(self) -> None:
+        """Return once the new document has taken the place of the old one and is complete."""
+        await self.run("window.beforeReload = true")
+        await self.call("Page.reload")
+        await self.until("!window.beforeReload && document.readyState === 'complete'")
+
     async def run(self, expression: str) -> Any:
         """The value of a JavaScript expression, awaited if it is a promise. Raises `PageError` when it throws."""
         answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)

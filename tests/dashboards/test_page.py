@@ -633,8 +633,8 @@ async def test_the_theme_button_overrides_the_system_and_is_remembered(page: Pag
     assert grounds["dark"] != grounds["light"]
     await page.click("#theme")
     assert (await page.run(scheme), await page.run(ground)) == ("dark", grounds["dark"])
-    await page.run("location.reload()")
-    await page.until(f"document.readyState === 'complete' && {scheme} === 'dark'")
+    await page.reload()
+    await page.until(f"{CONDITION} !== 'connecting' && {scheme} === 'dark'")
     await page.prefer("dark")
     await page.click("#theme")
     assert (await page.run(scheme), await page.run(ground)) == ("light", grounds["light"])
