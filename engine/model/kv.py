@@ -17,9 +17,10 @@ at 3,500 positions 0.79."""
 class PagedKV:
     """Keys and values of `layers` layers in `num_blocks` blocks of `block_size` tokens.
 
-    `keys[l]` and `values[l]` are contiguous `[num_blocks, block_size, kv_heads, head_dim]`. Keys are stored after
-    rope. Fresh memory reads as zero and is backed by pages only once written, so a large pool costs nothing yet; the
-    first block of every layer is written at once, for with huge pages that is a tenth of a second of a first reply.
+    `keys[l]` and `values[l]` are `[num_blocks, block_size, kv_heads, head_dim]`, each block contiguous; `data` is
+    `[layers, 2, num_blocks, ...]`. Keys are stored after rope. Fresh memory reads as zero and is backed by pages only
+    once written, so a large pool costs nothing yet. In memory the layers come first, each contiguous, or with
+    `by_block` the blocks, each with all its layers: then a few blocks fill a few huge pages instead of two a layer.
     """
 
     def __init__(
@@ -31,13 +32,17 @@ class PagedKV:
         head_dim: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        by_block: bool = False,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.dtype = dtype
-        shape = (layers, 2, num_blocks, block_size, kv_heads, head_dim)
-        self.data = _zeros(shape, dtype, torch.device(device))
-        self.data[:, :, :1].zero_()
+        block = (block_size, kv_heads, head_dim)
+        if by_block:
+            self.data = _zeros((num_blocks, layers, 2, *block), dtype, torch.device(device)).permute(1, 2, 0, 3, 4, 5)
+        else:
+            self.data = _zeros((layers, 2, num_blocks, *block), dtype, torch.device(device))
+        self.data[:, :, :1].zero_()  # in huge pages the first write of every layer would delay a first reply
         self.keys = [self.data[layer, 0] for layer in range(layers)]
         self.values = [self.data[layer, 1] for layer in range(layers)]
 

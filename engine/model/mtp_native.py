@@ -75,7 +75,8 @@ class NativeMTPHead:
         angles = torch.outer(torch.arange(config.max_context, dtype=torch.float32), rope_frequencies(config))
         self._model = NativeModel(shape, angles.cos().numpy(), angles.sin().numpy(), backend.model.variant)
         self._model.borrow_threads(backend.model)
-        self._model.set_cache(0, self._cache.keys[0].data_ptr(), self._cache.values[0].data_ptr())
+        keys, values = self._cache.keys[0], self._cache.values[0]
+        self._model.set_cache(0, keys.data_ptr(), values.data_ptr(), keys.stride(0))
         embedded = backend.embed(self._ids)
         self._fill(file.tensors, embedded if config.tied_embeddings else _head_rows(backend, self._ids))
         self._set_fusion(file.tensors, embedded)

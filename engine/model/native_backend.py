@@ -57,7 +57,7 @@ class NativeBackend:
         cos, sin = rotary_tables(config, file)
         self.model = NativeModel(_shape(config, kv, threads, wide_above), cos, sin, variant)
         for layer, (keys, values) in enumerate(zip(kv.keys, kv.values, strict=True)):
-            self.model.set_cache(layer, keys.data_ptr(), values.data_ptr())
+            self.model.set_cache(layer, keys.data_ptr(), values.data_ptr(), keys.stride(0))
         fill(self.model, file, progress)
         kind = file.info("blk.0.attn_q.weight").type_name
         self.name = f"native {kind} {self.model.variant}"
@@ -149,7 +149,7 @@ def open_backend(request: BackendRequest) -> Backend:
         per_token, config.max_context, request.max_batch_size, available_bytes(torch.device("cpu"))
     )
     blocks, size = -(-tokens // request.block_size), request.block_size
-    kv = PagedKV(config.num_layers, blocks, size, config.num_kv_heads, config.head_dim, dtype)
+    kv = PagedKV(config.num_layers, blocks, size, config.num_kv_heads, config.head_dim, dtype, by_block=True)
     return NativeBackend(config, file, kv, _threads(request.threads), progress=request.progress)
 
 

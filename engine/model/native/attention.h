@@ -53,16 +53,14 @@ struct CacheBF16 {
 template <class Cache>
 void write_key(const Model& model, const Layer& layer, int block, int slot, int head, const float* x) {
     const ShapeArgs& s = model.shape;
-    auto* to = static_cast<typename Cache::Type*>(layer.keys) +
-               (static_cast<int64_t>(block) * s.kv_heads + head) * s.head_dim * s.block_size + slot;
+    auto* to = static_cast<typename Cache::Type*>(layer.keys) + block * layer.block_stride + head * s.head_dim * s.block_size + slot;
     for (int d = 0; d < s.head_dim; ++d) to[static_cast<int64_t>(d) * s.block_size] = Cache::pack(x[d]);
 }
 
 template <class Cache>
 void write_value(const Model& model, const Layer& layer, int block, int slot, int head, const float* x) {
     const ShapeArgs& s = model.shape;
-    auto* to = static_cast<typename Cache::Type*>(layer.values) +
-               ((static_cast<int64_t>(block) * s.block_size + slot) * s.kv_heads + head) * s.head_dim;
+    auto* to = static_cast<typename Cache::Type*>(layer.values) + block * layer.block_stride + (slot * s.kv_heads + head) * s.head_dim;
     for (int d = 0; d < s.head_dim; ++d) to[d] = Cache::pack(x[d]);
 }
 
@@ -87,11 +85,11 @@ struct Chunk {
         count = longest - from < kChunk ? longest - from : kChunk;
         for (int t = 0; t < kKeyTiles; ++t) {
             const int position = 16 * t < count ? from + 16 * t : from;
-            const int64_t block = table[position / s.block_size];
+            const int64_t block = table[position / s.block_size] * layer.block_stride;
             const int slot = position % s.block_size;
-            keys[t] = k + (block * s.kv_heads + head) * s.head_dim * s.block_size + slot;
+            keys[t] = k + block + head * s.head_dim * s.block_size + slot;
             for (int i = 0; i < 16; ++i)
-                values[16 * t + i] = v + ((block * s.block_size + slot + i) * s.kv_heads + head) * s.head_dim;
+                values[16 * t + i] = v + block + ((slot + i) * s.kv_heads + head) * s.head_dim;
         }
     }
 };

@@ -104,7 +104,7 @@ def load(path: Path | None = None) -> ctypes.CDLL:
     _declare(library.metrale_close, None, model)
     _declare(library.metrale_set_matrix, c_int, model, POINTER(MatrixArgs))
     _declare(library.metrale_set_vector, c_int, model, c_int32, c_int32, c_void_p, c_int32)
-    _declare(library.metrale_set_cache, c_int, model, c_int32, c_void_p, c_void_p)
+    _declare(library.metrale_set_cache, c_int, model, c_int32, c_void_p, c_void_p, c_int64)
     _declare(library.metrale_borrow_threads, c_int, model, model)
     _declare(library.metrale_draft, c_int, model, model, model, model, POINTER(DraftArgs))
     _declare(library.metrale_step, c_int, model, POINTER(StepArgs))
@@ -176,10 +176,10 @@ class NativeModel:
         slot = VECTORS.index(name)
         self._check(self.library.metrale_set_vector(self.handle, layer, slot, values.ctypes.data, values.size))
 
-    def set_cache(self, layer: int, keys: int, values: int) -> None:
+    def set_cache(self, layer: int, keys: int, values: int, block_stride: int) -> None:
         """Addresses of a layer's keys `[num_blocks, kv_heads, head_dim, block_size]` and values
-        `[num_blocks, block_size, kv_heads, head_dim]`."""
-        self._check(self.library.metrale_set_cache(self.handle, layer, keys, values))
+        `[num_blocks, block_size, kv_heads, head_dim]`, whose blocks are contiguous and `block_stride` values apart."""
+        self._check(self.library.metrale_set_cache(self.handle, layer, keys, values, block_stride))
 
     def borrow_threads(self, owner: NativeModel) -> None:
         """Work with the threads of `owner` instead of own ones; nothing runs here once `owner` is closed."""

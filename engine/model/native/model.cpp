@@ -127,10 +127,15 @@ METRALE_API int metrale_set_vector(Model* model, int32_t layer, int32_t slot, co
     return 0;
 }
 
-METRALE_API int metrale_set_cache(Model* model, int32_t layer, void* keys, void* values) {
+METRALE_API int metrale_set_cache(Model* model, int32_t layer, void* keys, void* values, int64_t block_stride) {
     if (layer < 0 || layer >= model->shape.layers) return fail(*model, "there is no layer %d", layer);
+    const ShapeArgs& s = model->shape;
+    const int64_t block = static_cast<int64_t>(s.kv_heads) * s.head_dim * s.block_size;
+    if (block_stride < block)
+        return fail(*model, "blocks of %lld values cannot lie %lld apart", static_cast<long long>(block), static_cast<long long>(block_stride));
     model->layers[layer].keys = keys;
     model->layers[layer].values = values;
+    model->layers[layer].block_stride = block_stride;
     return 0;
 }
 

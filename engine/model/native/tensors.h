@@ -48,8 +48,9 @@ struct Activations {  // groups of 8 rows, block by block, so that one pointer r
 struct Layer {
     Matrix matrix[kLayerMatrices];
     float* vector[kLayerVectors] = {};
-    void* keys = nullptr;    // [num_blocks, kv_heads, head_dim, block_size]
-    void* values = nullptr;  // [num_blocks, block_size, kv_heads, head_dim]
+    void* keys = nullptr;      // [num_blocks, kv_heads, head_dim, block_size]
+    void* values = nullptr;    // [num_blocks, block_size, kv_heads, head_dim]
+    int64_t block_stride = 0;  // values from one block to the next, of keys and of values
 };
 
 struct Best {

@@ -100,10 +100,12 @@ def open_native(
     variant: str | None = None,
     kv_dtype: torch.dtype = torch.float32,
     wide_above: float = WIDE_ABOVE,
+    by_block: bool = True,
 ) -> NativeBackend:
     file = GGUFFile(path)
     config = file.config()
-    kv = PagedKV(config.num_layers, NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_dim, kv_dtype)
+    block = (BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    kv = PagedKV(config.num_layers, NUM_BLOCKS, *block, kv_dtype, by_block=by_block)
     return NativeBackend(config, file, kv, threads, variant, wide_above)
 
 

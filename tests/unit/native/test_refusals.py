@@ -65,6 +65,13 @@ def test_a_batch_that_does_not_fit_is_refused(backend: NativeBackend, batch: Bat
     assert int(backend.run(GOOD).argmax[0]) >= 0
 
 
+def test_blocks_that_overlap_are_refused(backend: NativeBackend) -> None:
+    keys, values = backend.kv.keys[0], backend.kv.values[0]
+    size = keys[0].numel()
+    with pytest.raises(NativeError, match=f"blocks of {size} values cannot lie {size - 1} apart"):
+        backend.model.set_cache(0, keys.data_ptr(), values.data_ptr(), size - 1)
+
+
 def test_a_closed_model_says_so(backend: NativeBackend) -> None:
     backend.close()
     backend.close()

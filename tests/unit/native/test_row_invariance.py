@@ -99,3 +99,10 @@ def test_all_variants_agree_bit_for_bit(path: Path) -> None:
     for backend, logits in zip(backends[1:], others, strict=True):
         assert torch.equal(logits, first), backend.name
         assert torch.equal(backend.kv.data, backends[0].kv.data), backend.name
+
+
+def test_the_order_of_the_cache_changes_nothing(path: Path) -> None:
+    tokens = tokens_of(LENGTH)
+    by_block, by_layer = open_native(path), open_native(path, by_block=False)
+    assert torch.equal(in_chunks(by_block, tokens, 33), in_chunks(by_layer, tokens, 33))
+    assert torch.equal(by_block.kv.data, by_layer.kv.data)
