@@ -96,6 +96,13 @@ def list_models(cache: Path | None = None) -> list[ModelEntry]:
     return entries
 
 
+def known_as(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The title of the known model at `path` ("" for any other file) and the short names that it answers to."""
+    known = next((model for model in KNOWN_MODELS.values() if model.filename == path.name), None)
+    stem = path.stem if path.suffix == ".gguf" else path.name
+    return (known.title, (known.name, stem)) if known else ("", (stem,))
+
+
 def resolve_model(
     name_or_path: str, *, cache: Path | None = None, fetch: bool = True, progress: Progress | None = None
 ) -> Path:

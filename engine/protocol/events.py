@@ -60,6 +60,8 @@ class Facts(Message, frozen=True, kw_only=True, tag=False):
     max_batch_size: int
     drafters: tuple[str, ...]
     versions: dict[str, str] = {}
+    aliases: tuple[str, ...] = ()
+    """Other names that requests may call the model by, besides `default`."""
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):

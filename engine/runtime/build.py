@@ -16,6 +16,7 @@ from engine.core.clock import Clock
 from engine.core.context import Context
 from engine.core.device import DeviceFacts
 from engine.core.vocabulary import Vocabulary
+from engine.fetch import known_as
 from engine.levers.resolve import LeverState, Source
 from engine.levers.spec import Value
 from engine.protocol.events import Facts
@@ -94,9 +95,11 @@ class _Builder:
         return Built(context, Scheduler(context), facts)
 
     def _facts(self, device: DeviceFacts, width: int) -> Facts:
+        title, aliases = known_as(Path(self._options.model))
         return Facts(
             run_id=self._run_id,
-            model=device.model,
+            model=title or device.model,
+            aliases=aliases,
             device=device.name,
             dtype=device.dtype,
             vocab_size=device.vocab_size,

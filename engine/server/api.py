@@ -160,12 +160,12 @@ class Api:
             "created": self._started,
             "owned_by": "metrale",
             "context_length": facts.max_context,
-            "aliases": ["default"],
+            "aliases": ["default", *facts.aliases],
         }
 
     def _facts_for(self, name: str | None) -> Facts:
         facts = self._broker.check(0)
-        if name not in (None, "", "default", facts.model):
+        if name not in (None, "", "default", facts.model, *facts.aliases):
             raise ApiError(404, f"The model {name!r} is not loaded; it is {facts.model!r}.", "model_not_found", "model")
         return facts
 

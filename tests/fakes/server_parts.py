@@ -37,6 +37,7 @@ FACTS = Facts(
     block_size=4,
     max_batch_size=4,
     drafters=("ngram",),
+    aliases=("abc",),
 )
 
 

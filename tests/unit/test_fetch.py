@@ -221,6 +221,15 @@ def test_files_and_directories_resolve_to_themselves(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "hf")) == tmp_path / "hf"
 
 
+def test_a_model_answers_to_the_name_that_it_was_opened_by() -> None:
+    model = fetch.KNOWN_MODELS[fetch.DEFAULT_MODEL]
+    title, names = fetch.known_as(Path("models") / model.filename)
+    assert title == model.title
+    assert fetch.DEFAULT_MODEL in names
+    assert fetch.known_as(Path("own/tiny-1.5.gguf")) == ("", ("tiny-1.5",))
+    assert fetch.known_as(Path("own/Qwen2.5-0.5B")) == ("", ("Qwen2.5-0.5B",))
+
+
 def test_the_list_names_known_and_own_models(tmp_path: Path) -> None:
     models = tmp_path / "models"
     models.mkdir()

@@ -349,7 +349,9 @@ async def test_models_are_listed_and_found_by_name() -> None:
         assert [model["id"] for model in (await http.get("/v1/models")).json()["data"]] == ["letters"]
         assert (await http.get("/v1/models/default")).json()["id"] == "letters"
         assert (await http.get("/v1/models/letters")).json()["context_length"] == 64
+        assert (await http.get("/v1/models/abc")).json()["aliases"] == ["default", "abc"]
         assert (await http.get("/v1/models/other")).status_code == 404
+        assert (await post(served, CHAT, ask(model="abc"))).json()["model"] == "letters"
 
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
