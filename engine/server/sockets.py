@@ -22,7 +22,8 @@ def bracketed(host: str) -> str:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket. Raises `PortTakenError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small packets at once only where a socket names its protocol; else a delta waits up to 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
