@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol.commands import Limits, Sampling
+from engine.protocol.commands import CHAT_SAMPLING, Limits, Sampling
 from tui.actions import SETTINGS
 
 _INT = {"top_k", "max_tokens", "logprobs"}
@@ -30,7 +30,7 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=0.7, top_p=0.95))
+    sampling: Sampling = CHAT_SAMPLING
     limits: Limits = field(default_factory=Limits)
     speculate: bool = True
 

@@ -25,7 +25,7 @@ PIPE_S = 1.0
 @click.option("-p", "--prompt", help="Answer this on standard output and leave.")
 @click.option("--system", help="System prompt, with -p or a pipe.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, with -p or a pipe.")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy, with -p or a pipe.")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy; 0.7 unless given, with -p or a pipe.")
 @click.option("--conversation", default="", metavar="NAME", help="A saved conversation to go on with.")
 @click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal.")
 @click.option("--url", envvar="METRALE_URL", metavar="URL", help="A running engine; else one is started.")
@@ -125,12 +125,14 @@ def _harmless(text: str) -> str:
 async def _print_reply(client: Any, question: str, once: dict[str, Any]) -> int:
     import msgspec
 
-    from engine.protocol.commands import Limits, Sampling
+    from engine.protocol.commands import CHAT_SAMPLING, Limits
     from engine.protocol.wire import ChatTurn, Delta, Done
 
     turns = [ChatTurn(role="system", content=once["system"])] if once["system"] else []
     turns.append(ChatTurn(role="user", content=question))
-    sampling = Sampling() if once["temperature"] is None else Sampling(temperature=once["temperature"])
+    sampling = CHAT_SAMPLING
+    if once["temperature"] is not None:
+        sampling = msgspec.structs.replace(sampling, temperature=once["temperature"])
     pieces: list[str] = []
     async for message in client.chat(turns, sampling, Limits(max_tokens=once["max_tokens"] or 0)):
         piece = message.text if isinstance(message, Delta | Done) else ""

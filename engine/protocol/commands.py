@@ -29,6 +29,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """-1 none, 0 the token's own, n also the n most likely (at most 20)."""
 
 
+CHAT_SAMPLING = Sampling(temperature=0.7, top_p=0.95)
+"""What a person's chat begins with: drawing from all of a small model's distribution wanders off within a sentence."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a reply ends."""
 

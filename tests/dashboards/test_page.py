@@ -9,6 +9,7 @@ import time
 import pytest
 
 from engine.protocol import wire
+from engine.protocol.commands import CHAT_SAMPLING
 from engine.protocol.events import Token
 from telemetry.names import GateReason
 from tests.dashboards.chromium import Page
@@ -404,6 +405,7 @@ async def test_a_reply_streams_as_text_and_ends_with_its_line(page: Page, server
     [chat] = server.of(wire.Chat)
     assert isinstance(chat, wire.Chat)
     assert [turn.content for turn in chat.messages] == ["Why is the sky blue?"]
+    assert (chat.sampling.temperature, chat.sampling.top_p) == (CHAT_SAMPLING.temperature, CHAT_SAMPLING.top_p)
 
 
 async def test_the_second_question_carries_the_conversation(page: Page, server: FakeServer) -> None:

@@ -83,6 +83,7 @@ function whyNot(state) {
 function createSettings() {
   const amount = (id, more) => h("input", { id, type: "number", autocomplete: "off", class: "short", ...more });
   const temperature = amount("chat-temperature", { min: "0", max: "2", step: "0.1", value: "0.7" });
+  const topP = amount("chat-top-p", { min: "0", max: "1", step: "0.05", value: "0.95" });
   const limit = amount("chat-limit", { min: "0", step: "1", placeholder: "all" });
   const seed = amount("chat-seed", { step: "1", placeholder: "random" });
   const options = PROBABILITIES.map(([value, text]) => h("option", { value, text, selected: value === "5" }));
@@ -98,6 +99,7 @@ function createSettings() {
     "div",
     { class: "bar-row" },
     field(temperature, "Temperature"),
+    field(topP, "Top p"),
     field(limit, "At most", "tok"),
     field(seed, "Seed"),
     field(probabilities, "Probability of a token"),
@@ -109,7 +111,8 @@ function createSettings() {
     /** The parts of a `chat` message. */
     options() {
       const fixed = seed.value.trim() ? { seed: Number(seed.value) } : {};
-      const sampling = { temperature: Number(temperature.value) || 0, logprobs: Number(probabilities.value), ...fixed };
+      const drawn = { temperature: Number(temperature.value) || 0, top_p: Number(topP.value) || 1 };
+      const sampling = { ...drawn, logprobs: Number(probabilities.value), ...fixed };
       const limits = { max_tokens: Math.max(0, Number(limit.value) || 0) };
       return { sampling, limits, speculate: speculate.checked };
     },

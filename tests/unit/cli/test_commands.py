@@ -6,15 +6,19 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 
+from engine.cli.chat import _print_reply
 from engine.cli.main import COMMANDS, CommandTable, cli, main
 from engine.levers.catalog import LEVERS
+from engine.protocol.commands import CHAT_SAMPLING, Sampling
+from engine.protocol.events import Usage
+from engine.protocol.wire import Done
 from tui.sessions import Store, new_conversation
 
 Run = Callable[..., tuple[int, str, str]]
@@ -192,3 +196,18 @@ def test_a_conversation_that_is_not_saved_is_one_sentence_before_anything_starts
     assert err == "Error: There is no saved conversation 'nope'; there are: 'Birds'.\n"
     code, _, err = run("chat", "--conversation", "Birds")
     assert code == 2, "it is there, but the screen needs a terminal"
+
+
+@pytest.mark.parametrize(("given", "temperature"), [(None, CHAT_SAMPLING.temperature), (0.0, 0.0)])
+async def test_one_answer_is_drawn_as_the_screens_draw(given: float | None, temperature: float) -> None:
+    asked: list[Sampling] = []
+
+    class Client:
+        async def chat(self, turns: object, sampling: Sampling, limits: object) -> AsyncIterator[Done]:
+            asked.append(sampling)
+            yield Done(request_id="r", reason="stop", usage=Usage())
+
+    once = {"system": None, "max_tokens": None, "temperature": given, "as_json": False}
+    assert await _print_reply(Client(), "Hello?", once) == 0
+    [sampling] = asked
+    assert (sampling.temperature, sampling.top_p) == (temperature, CHAT_SAMPLING.top_p)
