@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from engine.model.mtp_head import MTPNet
 from engine.train.features import Window
-from engine.train.fit import Report, fit
+from engine.train.fit import Report
 from engine.train.mtp_fit import MTPPlan, MTPTraining, default_taps, new_net, rounded_net
 from engine.train.session import Session, TrainRequest
 
@@ -30,18 +29,11 @@ def run_mtp(request: TrainRequest, plan: MTPPlan, progress: Report) -> dict[str,
     session = Session(request, default_taps, progress)
     net = new_net(session.target, plan, session.taps)
     training = MTPTraining(session.target, net, session.vocab_ids, plan)
-    size = sum(p.numel() for p in net.parameters())
-    session.report(f"{size:,} parameters, taps {session.taps}")
 
-    def checkpoint() -> None:
-        session.write("mtp", net.shape.as_dict(), net.state_dict(), {"unfinished": True})
+    def measure() -> dict[str, Any]:
+        return _measure(session, training, rounded_net(net))
 
-    result = fit(net, training.loss, session.features, session.fit_plan(), session.report, checkpoint)
-    figures: dict[str, Any] = {"plan": asdict(plan), "fit": asdict(result), "parameters": size}
-    session.write("mtp", net.shape.as_dict(), net.state_dict(), figures)
-    figures["acceptance"] = _measure(session, training, rounded_net(net))
-    session.write("mtp", net.shape.as_dict(), net.state_dict(), figures)
-    return figures
+    return session.train("mtp", net, net.shape.as_dict(), training.loss, plan, measure)
 
 
 def _measure(session: Session, training: MTPTraining, net: MTPNet) -> dict[str, Any]:

@@ -7,18 +7,20 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from engine import __version__
 from engine.model.head_file import HeadFile, save_head
 from engine.text import Text, load_text
 from engine.train.corpus import Corpus, CorpusMaker, CorpusPlan, Frame, frequent_ids
 from engine.train.evaluate import Hits, acceptance, greedy_corpus, read_prompts
-from engine.train.features import Features
-from engine.train.fit import FitPlan, Report
+from engine.train.features import Features, Window
+from engine.train.fit import FitPlan, Report, fit
 from engine.train.generate import Generator
 from engine.train.target import FrozenTarget, load_target
 
@@ -75,6 +77,30 @@ class Session:
     def fit_plan(self) -> FitPlan:
         values = asdict(self.request.fit)
         return FitPlan(**{**values, "seconds": self.request.minutes * 60})
+
+    def train(
+        self,
+        kind: str,
+        net: nn.Module,
+        shape: dict[str, Any],
+        loss: Callable[[Window], torch.Tensor],
+        plan: Any,
+        measure: Callable[[], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """Fit a head, write it on the way, at the end and with what `measure` found; returns its figures."""
+
+        def write(figures: dict[str, Any]) -> None:
+            self.write(kind, shape, net.state_dict(), figures)
+
+        size = sum(p.numel() for p in net.parameters())
+        self.report(f"{size:,} parameters, taps {self.taps}")
+        unfinished = partial(write, {"unfinished": True})
+        result = fit(net, loss, self.features, self.fit_plan(), self.report, unfinished)
+        figures: dict[str, Any] = {"plan": asdict(plan), "fit": asdict(result), "parameters": size}
+        write(figures)
+        figures["acceptance"] = measure()
+        write(figures)
+        return figures
 
     def measure(self, hits: Hits, depth: int) -> dict[str, Any]:
         """Acceptance on held-out rows of the corpus and on the prompts, where given."""
