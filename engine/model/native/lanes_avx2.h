@@ -98,22 +98,27 @@ struct Nibbles {
 struct Bytes {
     const uint8_t* p;
 };
+struct Halves {  // of 32 bytes with two weights each
+    __m256i low, high;
+    explicit Halves(const uint8_t* p) {
+        const __m256i both = load_32(p), mask = _mm256_set1_epi8(15);
+        low = _mm256_and_si256(both, mask);
+        high = _mm256_and_si256(_mm256_srli_epi16(both, 4), mask);
+    }
+};
 
 #if defined(__AVXVNNI__)
 // Adds to sums[n] the block times the 32 activations at x + n * stride.
 template <int N>
 inline void dot(Nibbles w, const int8_t* x, int stride, I* sums) {
-    const __m256i mask = _mm256_set1_epi8(15);
     METRALE_KEEP_LOOP
     for (int g = 0; g < 4; ++g) {
-        const __m256i a = load_32(w.p + 64 * g), b = load_32(w.p + 64 * g + 32);
-        const __m256i low_a = _mm256_and_si256(a, mask), high_a = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
-        const __m256i low_b = _mm256_and_si256(b, mask), high_b = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        const Halves a(w.p + 64 * g), b(w.p + 64 * g + 32);
         METRALE_UNROLL
         for (int n = 0; n < N; ++n) {
             const __m256i first = four_of(x + n * stride + 4 * g), second = four_of(x + n * stride + 4 * g + 16);
-            sums[n].a = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].a, low_a, first), high_a, second);
-            sums[n].b = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].b, low_b, first), high_b, second);
+            sums[n].a = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].a, a.low, first), a.high, second);
+            sums[n].b = _mm256_dpbusd_avx_epi32(_mm256_dpbusd_avx_epi32(sums[n].b, b.low, first), b.high, second);
         }
     }
 }
@@ -139,22 +144,19 @@ inline __m256i add_pairs(__m256i sum, __m256i pairs) {
 // Adds to sums[n] the block times the 32 activations at x + n * stride. All 16 products of a 16-bit lane fit it: 16 * 15 * 127.
 template <int N>
 inline void dot(Nibbles w, const int8_t* x, int stride, I* sums) {
-    const __m256i mask = _mm256_set1_epi8(15);
     I pairs[N];
     METRALE_UNROLL
     for (int n = 0; n < N; ++n) pairs[n] = splat_int(0);
     METRALE_KEEP_LOOP
     for (int g = 0; g < 4; ++g) {
-        const __m256i a = load_32(w.p + 64 * g), b = load_32(w.p + 64 * g + 32);
-        const __m256i low_a = _mm256_and_si256(a, mask), high_a = _mm256_and_si256(_mm256_srli_epi16(a, 4), mask);
-        const __m256i low_b = _mm256_and_si256(b, mask), high_b = _mm256_and_si256(_mm256_srli_epi16(b, 4), mask);
+        const Halves a(w.p + 64 * g), b(w.p + 64 * g + 32);
         METRALE_UNROLL
         for (int n = 0; n < N; ++n) {
             const __m256i first = four_of(x + n * stride + 4 * g), second = four_of(x + n * stride + 4 * g + 16);
-            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(low_a, first));
-            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(low_b, first));
-            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(high_a, second));
-            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(high_b, second));
+            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(a.low, first));
+            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(b.low, first));
+            pairs[n].a = _mm256_add_epi16(pairs[n].a, _mm256_maddubs_epi16(a.high, second));
+            pairs[n].b = _mm256_add_epi16(pairs[n].b, _mm256_maddubs_epi16(b.high, second));
         }
     }
     METRALE_UNROLL
