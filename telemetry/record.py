@@ -195,7 +195,7 @@ class HealthRecord(Record, frozen=True):
     tick_ns: int
     """Time spent in ticks since the last one."""
     recording_ns: int
-    """Of it, time spent making records (sampled)."""
+    """What recording took: appending, of it (sampled), and making and packing records beside it."""
     records: int
     lost: int
     resident_bytes: int

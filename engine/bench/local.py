@@ -19,6 +19,7 @@ from engine.runtime.build import vocabulary_of
 from engine.scheduler import Scheduler
 from engine.text import Text, load_text
 from telemetry.record import AnyRecord, GateRecord, StepRecord
+from telemetry.ring import Ring
 
 
 @dataclass(slots=True)
@@ -35,12 +36,14 @@ class Reply:
 
 @dataclass(slots=True)
 class Collector:
-    """Outbox and telemetry sink in one: keeps replies and records."""
+    """Outbox and record ring in one: keeps replies and records."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
-    records: list[AnyRecord] = field(default_factory=list)
+    ring: Ring = field(default_factory=Ring)
+    """Nobody trims it: it holds what was not asked for yet."""
     emitted_at: list[tuple[str, int, int]] = field(default_factory=list)
     """(request, clock in ns, tokens) of every delta."""
+    _composed: list[AnyRecord] = field(default_factory=list)
 
     def send(self, event: Event) -> None:
         if isinstance(event, Delta):
@@ -49,8 +52,11 @@ class Collector:
         elif isinstance(event, Finished):
             self.replies[event.request_id].finished = event
 
-    def append(self, record: AnyRecord) -> None:
-        self.records.append(record)
+    @property
+    def records(self) -> list[AnyRecord]:
+        """All so far; the list may be cleared."""
+        self._composed += self.ring.drain()
+        return self._composed
 
     @property
     def steps(self) -> list[StepRecord]:
@@ -75,7 +81,7 @@ class LocalEngine:
             inbox=self.inbox,
             outbox=self.out,
             vocabulary=vocabulary,
-            telemetry=self.out,
+            telemetry=self.out.ring,
             max_batch_size=batch,
             unix_ns=time.time_ns,
         )

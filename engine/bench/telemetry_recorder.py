@@ -105,7 +105,7 @@ def _send(engine: LocalEngine, recorder: Recorder, done: threading.Event) -> Non
     last = False
     while not last:
         last = done.wait(RECORDS_S)
-        records, engine.out.records = engine.out.records, []
+        records = engine.out.ring.drain()
         if records:
             recorder.send(message(records))
 

@@ -33,14 +33,12 @@ class BlockPool:
         self._digest_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self.used = 0
+        """Blocks that somebody holds."""
 
     @property
     def available(self) -> int:
-        return len(self._free) + len(self._idle)
-
-    @property
-    def used(self) -> int:
-        return self.num_blocks - self.available
+        return self.num_blocks - self.used
 
     @property
     def idle(self) -> int:
@@ -63,6 +61,7 @@ class BlockPool:
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
+                self.used -= 1
                 if block in self._digest_of:
                     self._idle[block] = None
                 else:
@@ -99,12 +98,14 @@ class BlockPool:
             self._free.append(self._evict())
 
     def _hold(self, block: int) -> None:
+        self.used += not self._holders[block]
         self._holders[block] += 1
         self._idle.pop(block, None)
 
     def _take(self) -> int:
         block = self._free.pop() if self._free else self._evict()
         self._holders[block] = 1
+        self.used += 1
         return block
 
     def _evict(self) -> int:

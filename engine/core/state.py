@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -13,6 +14,7 @@ from engine.core.queues import Queues
 from engine.core.sequence import Sequence
 from engine.core.token_state import Markers
 from engine.core.value import StepValue
+from telemetry.ring import Entry
 
 
 class Flow(Enum):
@@ -49,11 +51,14 @@ class EngineState:
     lane: str = ""
     """Lane of the last decode step, and why the faster ones were not taken."""
     refusals: tuple[tuple[str, str], ...] = ()
+    record: Callable[[Entry], None] = field(init=False)
+    """The sink's `append`, at hand: every hop to it misses the caches between two steps."""
     row_limit: int = field(init=False)
     context_limit: int = field(init=False)
     """Tokens that one sequence may hold: the model's context or the whole pool, whichever is less."""
 
     def __post_init__(self) -> None:
+        self.record = self.ctx.telemetry.append
         facts = self.ctx.device.facts
         self.row_limit = facts.max_rows
         self.context_limit = min(facts.max_context, facts.num_blocks * facts.block_size)

@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from engine.core.device import DrafterName
 from engine.drafters.acceptance import MatchAcceptance
 from engine.drafters.arms import PLAIN, ArmKey, Offer
-from engine.drafters.evidence import DEVIATION_SHARE, Budget, Explanation, Urgency, is_other_depth, width_bucket
+from engine.drafters.evidence import (
+    DEVIATION_SHARE,
+    SHOWN_NS,
+    Budget,
+    Evidence,
+    Urgency,
+    gate_record,
+    is_other_depth,
+    width_bucket,
+)
 from engine.drafters.gate import GateSettings
 from engine.drafters.promise import Promises
 from engine.drafters.standing import Base, Delivered, Probe, Standing
 from telemetry.names import GateReason
+from telemetry.ring import Entry
 
 SETTLE_STEPS: Final = 4
 PLAIN_PROBE_STEPS: Final = 4
@@ -36,22 +45,9 @@ VALID_WINDOWS: Final = 4
 
 MOST_A_STEP: Final = 65
 """Tokens that a step can emit; a depth further away is another reply's."""
-SHOWN_STEPS: Final = 16
-"""Evidence is laid out for the record so often; doing it at every step cost 4 % of a fast one."""
 
 FIRST_BASES: Final = (DrafterName.MTP, DrafterName.DFLASH)
 """Where an arbiter that knows nothing begins, as the gate begins in MTP mode."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """Evidence as it was laid out last."""
-
-    step: int
-    arms: tuple[tuple[str, float, float, int, bool], ...]
-    margin: float
-    losses: int
-    tokens_until_probe: int
 
 
 ArbiterSettings = GateSettings
@@ -85,7 +81,12 @@ class Arbiter:
         self._pinned: GateReason | None = None
         self._step = 0
         self._price = 0.0
-        self._shown: _Shown | None = None
+        self._evidence: Evidence | None = None
+        """As it was laid out last; none after something changed that it tells."""
+        self._laid: dict[Base, tuple[ArmKey, float]] = {}
+        """Best draft count and rate by base, while evidence is laid out."""
+        self._shown_until = 0
+        self._shown_reason = self._reason
 
     @property
     def matches(self) -> MatchAcceptance:
@@ -165,29 +166,28 @@ class Arbiter:
         """Learn what stated confidences were worth; `confidences` are those of the drafts that were verified."""
         self._promises.calibrated(drafter).add(confidences, accepted)
 
-    def explain(self) -> Explanation:
-        """The last choice and its evidence; while the base merely holds, the evidence shown is up to 16 steps old."""
-        shown = self._shown
-        if shown is None or self._reason is not GateReason.HOLD or self._step - shown.step >= SHOWN_STEPS:
-            shown = self._shown = _Shown(
-                step=self._step,
-                arms=self._rows(),
-                margin=self._margin(self._rival()) * 1e9,
-                losses=max((standing.wins for standing in self._standings.values()), default=0),
-                tokens_until_probe=self._tokens_until_probe(),
-            )
-        return Explanation(
-            mode=self.base.value if self.base else "plain",
-            arm=self._arm.name,
-            reason=self._pinned or self._reason,
-            arms=shown.arms,
-            margin=shown.margin,
-            losses=shown.losses,
-            depth=self._depth,
-            width_bucket=self._promises.bucket,
-            tokens_until_probe=shown.tokens_until_probe,
-            pinned=self._pinned is not None,
+    def explain(self, step_id: int = 0, time_ns: int = 0) -> Entry:
+        """What becomes the `GateRecord` of the step: the last choice, and evidence of at most `SHOWN_NS` ago."""
+        evidence, reason, pinned = self._evidence, self._reason, self._pinned
+        is_news = reason is not self._shown_reason and self._probe is None
+        if evidence is None or is_news or time_ns >= self._shown_until:
+            evidence = self._lay_out(time_ns)
+        return (
+            gate_record, step_id, time_ns, self.base or "plain", self._arm.name, pinned or reason, evidence,
+            self._depth, self._promises.bucket, pinned is not None,
+        )  # fmt: skip
+
+    def _lay_out(self, time_ns: int) -> Evidence:
+        self._shown_until, self._shown_reason = time_ns + SHOWN_NS, self._reason
+        self._laid = {base: (self._best(base), self._base_rate(base)) for base in {*self._offer, self.base}}
+        self._evidence = Evidence(
+            arms=self._rows(),
+            margin=self._margin(self._rival()) * 1e9,
+            losses=max((standing.wins for standing in self._standings.values()), default=0),
+            tokens_until_probe=self._tokens_until_probe(),
         )
+        self._laid = {}
+        return self._evidence
 
     # Choosing
 
@@ -243,7 +243,7 @@ class Arbiter:
 
     def _start_over(self, depth: int) -> None:
         self._depth_anchor = depth
-        self._probe = None
+        self._probe = self._evidence = None
         self._delivered = Delivered()
         for standing in self._standings.values():
             standing.is_stale = standing.is_measured
@@ -265,12 +265,15 @@ class Arbiter:
         return found
 
     def _best(self, base: Base) -> ArmKey:
-        return self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
+        laid = self._laid.get(base)
+        return laid[0] if laid else self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
 
     def _base_rate(self, base: Base) -> float:
         """Tokens per nanosecond that a base promises at its best draft count."""
-        counts = self._offer.get(base)
-        return self._promises.rate(self._best(base)) if counts else 0.0
+        laid = self._laid.get(base)
+        if laid:
+            return laid[1]
+        return self._promises.rate(self._best(base)) if self._offer.get(base) else 0.0
 
     def _account(self, arm: ArmKey, wall_ns: int, emitted: int) -> None:
         probe = self._probe
@@ -299,7 +302,7 @@ class Arbiter:
 
     def _end_probe(self, probe: Probe) -> None:
         self.budget.spend(probe.lost_ns)
-        self._probe = None
+        self._probe = self._evidence = None
         standing = self._standing(probe.base)
         standing.note_measured()
         standing.is_confirming = False
@@ -324,6 +327,7 @@ class Arbiter:
     def _switch(self, base: Base) -> None:
         self.base = base
         self._reason = GateReason.SWITCH
+        self._evidence = None
         self._delivered = Delivered()
         for standing in self._standings.values():
             standing.wins, standing.is_confirming = 0, False
@@ -420,7 +424,7 @@ class Arbiter:
         rows = []
         for base in self._offer:
             arm = self._best(base)
-            standing, rate = self._standing(base), self._promises.rate(arm) * 1e9
+            standing, rate = self._standing(base), self._base_rate(base) * 1e9
             known = standing.is_measured and rate > 0
             deviation = rate * self._promises.uncertainty(base, arm.drafts)
             rows.append(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
@@ -16,10 +16,10 @@ class ArmKey:
 
     drafter: DrafterName | None = None
     drafts: int = 0
+    name: str = field(init=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        return f"{self.drafter.value}:{self.drafts}" if self.drafter else "plain"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.drafter.value}:{self.drafts}" if self.drafter else "plain")
 
 
 PLAIN: Final = ArmKey()

@@ -9,6 +9,7 @@ from enum import Enum, auto
 from statistics import median
 from typing import Final
 
+from engine.core.value import StepValue
 from telemetry.names import GateReason
 from telemetry.record import GateRecord
 
@@ -23,6 +24,9 @@ DEPTH_FLOOR: Final = 512
 DEPTH_FACTOR: Final = 2.0
 LEAST_PURSE: Final = 0.25
 RESERVE: Final = 0.25
+SHOWN_NS: Final = 250_000_000
+"""Evidence is laid out for the records so often, and when something happened: between two steps an arbiter's takes
+100 us."""
 DEAREST_STEP: Final = 0.5
 """Most of the cap that one step of a probe is charged."""
 
@@ -138,36 +142,25 @@ class Estimate:
         return (self.name, rate, deviation, self.age_tokens, self.stale)
 
 
-@dataclass(slots=True)
-class Explanation:
-    """Why the last step ran the arm that it ran: everything that a `GateRecord` holds."""
+class Evidence(StepValue, frozen=True):
+    """What is known of the arms, laid out for records; it may be some steps old."""
 
-    mode: str
-    arm: str
-    reason: GateReason
     arms: tuple[tuple[str, float, float, int, bool], ...]
     margin: float
     losses: int
-    depth: int
-    width_bucket: int
     tokens_until_probe: int
-    pinned: bool = False
 
-    def record(self, step_id: int, time_ns: int) -> GateRecord:
-        return GateRecord(
-            step_id=step_id,
-            time_ns=time_ns,
-            mode=self.mode,
-            arm=self.arm,
-            reason=self.reason.value,
-            arms=self.arms,
-            margin=self.margin,
-            losses=self.losses,
-            depth=self.depth,
-            width_bucket=self.width_bucket,
-            tokens_until_probe=self.tokens_until_probe,
-            pinned=self.pinned,
-        )
+
+def gate_record(
+    step_id: int, time_ns: int, mode: str, arm: str, reason: GateReason, evidence: Evidence, depth: int,
+    width_bucket: int, pinned: bool,
+) -> GateRecord:  # fmt: skip
+    """The record of why a step ran the arm that it ran; called when the ring is drained."""
+    is_probing = reason in (GateReason.PROBE, GateReason.REFRESH)
+    return GateRecord(
+        step_id, time_ns, str(mode), str(arm), reason.value, evidence.arms, evidence.margin, evidence.losses,
+        max(depth, 0), width_bucket, 0 if is_probing else evidence.tokens_until_probe, pinned,
+    )  # fmt: skip
 
 
 class Urgency(Enum):

@@ -15,17 +15,21 @@ from typing import Final
 from engine.core.device import DrafterName
 from engine.drafters.evidence import (
     DEVIATION_SHARE,
+    SHOWN_NS,
     Budget,
     Estimate,
-    Explanation,
+    Evidence,
     Urgency,
     Usual,
     Window,
+    gate_record,
     is_other_depth,
     width_bucket,
 )
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
+from telemetry.record import GateRecord
+from telemetry.ring import Entry
 
 SETTLE_STEPS: Final = 16
 SHORTEST_WINDOW: Final = 8
@@ -130,6 +134,9 @@ class Gate:
         """The arm of the last step that was recorded."""
         self._reason = GateReason.COLD
         self._decision: Decision | None = None
+        self._evidence: Evidence | None = None
+        """As it was laid out last; none after something changed that it tells."""
+        self._shown_until = 0
         self._probe_lost_ns = 0.0
         self._rate_at_probe = 0.0
         self._other_share = 1.0
@@ -180,19 +187,21 @@ class Gate:
         decision, self._decision = self._decision, None
         return decision
 
-    def explain(self, pinned: Pin | None = None) -> Explanation:
-        return Explanation(
-            mode=self.mode.value,
-            arm=(pinned.arm if pinned else self._running).value,
-            reason=pinned.reason if pinned else self._reason,
-            arms=tuple(self._arms[arm].row() for arm in Arm),
-            margin=self._margin(),
-            losses=self.losses,
-            depth=max(self._depth, 0),
-            width_bucket=self._bucket,
-            tokens_until_probe=self._tokens_until_probe(),
-            pinned=pinned is not None,
-        )
+    def explain(self, step_id: int = 0, time_ns: int = 0, pinned: Pin | None = None) -> Entry:
+        """What becomes the `GateRecord` of the step. Its evidence is of at most `SHOWN_NS` ago."""
+        evidence = self._evidence
+        if evidence is None or time_ns >= self._shown_until:
+            evidence = self._lay_out(time_ns)
+        return (
+            _gate_record, step_id, time_ns, self.mode, self._is_probing, self._reason,
+            evidence, self._depth, self._bucket, pinned,
+        )  # fmt: skip
+
+    def _lay_out(self, time_ns: int) -> Evidence:
+        self._shown_until = time_ns + SHOWN_NS
+        rows = tuple(self._arms[arm].row() for arm in Arm)
+        self._evidence = Evidence(rows, self._margin(), self.losses, self._tokens_until_probe())
+        return self._evidence
 
     # Evidence
 
@@ -260,6 +269,8 @@ class Gate:
     def _close_window(self) -> None:
         """Fold what was measured, end a probe, arbitrate."""
         estimate = self._arms[self._running]
+        if self._is_probing or not self._current.is_fresh:
+            self._evidence = None
         if self._is_probing:
             self._end_probe(estimate)
         elif self._window.steps >= min(SHORTEST_WINDOW, self.settings.window):
@@ -313,6 +324,7 @@ class Gate:
         self.mode = self.mode.other
         self._decision = Decision.ENABLE_MTP if self.mode is Arm.VERIFY else Decision.DISABLE_MTP
         self._reason = GateReason.SWITCH
+        self._evidence = None
         self.losses = 0
         self._probe_due = False
         self._other_measured_since_loss = False
@@ -329,6 +341,7 @@ class Gate:
     def _start_over(self, depth: int) -> None:
         for estimate in self._arms.values():
             estimate.stale = estimate.rate is not None
+        self._evidence = None
         self._depth_anchor = depth
         self._is_probing = False
         self._probe_due = True
@@ -389,4 +402,15 @@ class Gate:
             self._current.take(self._window, replace=False)
         self._window.clear()
         self._is_probing = True
+        self._evidence = None
         self._probe_lost_ns = 0.0
+
+
+def _gate_record(
+    step_id: int, time_ns: int, mode: Arm, is_probing: bool, reason: GateReason, evidence: Evidence, depth: int,
+    width_bucket: int, pinned: Pin | None,
+) -> GateRecord:  # fmt: skip
+    arm = mode.other if is_probing else mode
+    if pinned:
+        arm, reason = pinned.arm, pinned.reason
+    return gate_record(step_id, time_ns, mode, arm, reason, evidence, depth, width_bucket, pinned is not None)

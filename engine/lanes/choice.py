@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import cache
 
@@ -12,17 +13,17 @@ from engine.core.value import StepValue
 from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.arms import ArmKey, Offer, arm_of
 from engine.drafters.combine import longer_draft
-from engine.drafters.evidence import Explanation
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, Pin, PinFacts, pin
 from engine.drafters.ladder import draft_count
 from engine.drafters.promise import Promises
 from engine.lanes.draft import Drafting, capacity
 from engine.lanes.eligibility import HEADS, LANE_OF, refusal, wanted_drafters
 from engine.lanes.emit import Committed
-from engine.lanes.trace import STEP_LEVEL
+from engine.lanes.trace import SAMPLE_EVERY, STEP_LEVEL
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason, Lane, Refusal
 from telemetry.record import RungRecord
+from telemetry.ring import Entry
 
 Refusals = tuple[tuple[str, str], ...]
 COPY_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -60,6 +61,8 @@ class Outcome(StepValue, frozen=True):
     """What a decode step cost and delivered, for whoever decided it."""
 
     step: int
+    ended: int
+    """Clock reading in ns."""
     wall_ns: int
     draft_ns: int
     emitted: int
@@ -154,8 +157,8 @@ class Router:
 
     def _record_arm(self, engine: EngineState, choice: Choice, arm: ArmKey, outcome: Outcome) -> None:
         arbiter = self._arbiter
-        if _records_decisions(engine):
-            _record_decision(engine, arbiter.explain(), outcome.step)
+        if engine.ctx.levers.trace_level >= STEP_LEVEL:
+            _record_decision(engine, outcome, arbiter.explain)
         outcomes = [(part.drafted, part.accepted) for part in outcome.work]
         verified = max((drafted for drafted, _ in outcomes), default=0)
         ran = arm_of(arm.drafter, verified) if arm.drafter is not None and verified else arm
@@ -206,8 +209,8 @@ class Router:
         return longer_draft(self._promises, DrafterName.MTP, guesses, self._drafting.match_len(engine, seq), longest)
 
     def _record_gate(self, engine: EngineState, choice: Choice, gate: Gate, outcome: Outcome) -> None:
-        if _records_decisions(engine):
-            _record_decision(engine, gate.explain(choice.pinned), outcome.step)
+        if engine.ctx.levers.trace_level >= STEP_LEVEL:
+            _record_decision(engine, outcome, gate.explain, choice.pinned)
         if choice.drafter in HEADS:
             for part in outcome.work:
                 self._promises.accepts(choice.drafter).add(part.drafted, part.accepted)
@@ -263,9 +266,12 @@ def entry_pin_tokens(engine: EngineState) -> int:
     return 0 if agrees else levers.int("spec_entry_pin_tokens")
 
 
-def _records_decisions(engine: EngineState) -> bool:
-    return engine.ctx.levers.int("trace_level") >= STEP_LEVEL
-
-
-def _record_decision(engine: EngineState, explanation: Explanation, step: int) -> None:
-    engine.ctx.telemetry.append(explanation.record(step, engine.ctx.clock.now_ns()))
+def _record_decision(engine: EngineState, outcome: Outcome, explain: Callable[..., Entry], *pinned: Pin | None) -> None:
+    """Append what explains the step, before what it delivered is taken in; one in so many is timed."""
+    if outcome.step % SAMPLE_EVERY:
+        engine.record(explain(outcome.step, outcome.ended, *pinned))
+        return
+    clock = engine.ctx.clock
+    started = clock.now_ns()
+    engine.record(explain(outcome.step, outcome.ended, *pinned))
+    engine.ctx.telemetry.note_cost((clock.now_ns() - started) * SAMPLE_EVERY)

@@ -149,7 +149,7 @@ class Decode:
             if drafted.drafter is not None:
                 trim(engine, seq)
                 self.drafting.observe(engine, drafted.drafter, seq, len(drafts), committed.accepted)
-            work.append(Work(seq, committed))
+            work.append(Work(seq, committed, len(seq.tokens)))
         return work
 
     def _with_room(self, engine: EngineState, seqs: list[Sequence]) -> list[Sequence]:
@@ -164,6 +164,7 @@ def _outcome(step: int, started: int, drafted_at: int, ended: int, drafted: Draf
     """What a step cost and delivered; times are clock readings in ns."""
     return Outcome(
         step=step,
+        ended=ended,
         wall_ns=ended - started,
         draft_ns=drafted_at - started,
         emitted=sum(part.committed.emitted for part in work),
@@ -178,4 +179,4 @@ def _landed(landed: pipeline.Landed) -> Outcome:
     """The same of a step that ran ahead."""
     committed = [part.committed for part in landed.work]
     emitted = sum(part.emitted for part in committed)
-    return Outcome(landed.step, landed.wall_ns, 0, emitted, committed, [() for _ in committed])
+    return Outcome(landed.step, landed.ended, landed.wall_ns, 0, emitted, committed, [() for _ in committed])

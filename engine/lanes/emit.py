@@ -119,7 +119,7 @@ def _send(engine: EngineState, seq: Sequence, emitted: list[Token]) -> None:
         seq.times.first_token = now
     seq.times.last_token = now
     ctx.outbox.send(Delta(request_id=seq.request_id, tokens=tuple(emitted)))
-    if ctx.levers.int("trace_level") >= 3:
+    if ctx.levers.trace_level >= 3:
         first = len(seq.emitted) - len(emitted)
         for offset, token in enumerate(emitted):
             ctx.telemetry.append(

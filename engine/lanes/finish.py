@@ -75,7 +75,7 @@ def _report(engine: EngineState, seq: Sequence) -> None:
     ctx.outbox.send(
         Finished(request_id=seq.request_id, reason=reason, usage=usage(seq), error=seq.error, tail=seq.text.finish())
     )
-    if ctx.levers.int("trace_level") >= 1:
+    if ctx.levers.trace_level >= 1:
         ctx.telemetry.append(_record(seq, reason))
 
 

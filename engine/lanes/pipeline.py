@@ -34,6 +34,8 @@ class Landed(StepValue, frozen=True):
     """A step that was read: what it cost, and what each sequence got."""
 
     step: int
+    ended: int
+    """Clock reading in ns."""
     wall_ns: int
     work: Seq[Work]
 
@@ -115,11 +117,12 @@ def _read(engine: EngineState, flight: Flight) -> Landed | None:
     if stalled(engine, flight.seqs, flight.launched_ns):
         return None
     work = [
-        Work(seq, commit(engine, seq, sampled, Lane.PIPELINED, flight.step.step_id))
+        Work(seq, commit(engine, seq, sampled, Lane.PIPELINED, flight.step.step_id), len(seq.tokens))
         for seq, sampled in zip(flight.seqs, result.sampled, strict=True)
         if not seq.is_finished
     ]
     engine.pacer.note_decode(returned - started, returned - started)
     timing = Timing(started, started, returned, result.device_us)
-    record_step(engine, Lane.PIPELINED, flight.step.step_id, timing, work, rows=flight.step.rows, width=len(work))
-    return Landed(flight.step.step_id, returned - started, work)
+    step_id, rows = flight.step.step_id, flight.step.rows
+    ended = record_step(engine, Lane.PIPELINED, step_id, timing, work, rows=rows, width=len(work))
+    return Landed(step_id, ended, returned - started, work)

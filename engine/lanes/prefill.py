@@ -65,7 +65,10 @@ def _step(engine: EngineState, chunks: list[Chunk], decoding: list[Sequence]) ->
         return
     returned = engine.ctx.clock.now_ns()
     cached = sum(chunk.seq.account.cached_tokens for chunk in chunks if not chunk.seq.account.prefill_chunks)
-    work = [Work(seq, commit(engine, seq, result.sampled[at], lane, step)) for at, seq in enumerate(decoding)]
+    work = [
+        Work(seq, commit(engine, seq, result.sampled[at], lane, step), len(seq.tokens))
+        for at, seq in enumerate(decoding)
+    ]
     for at, chunk in enumerate(chunks, len(decoding)):
         work.append(_advance(engine, chunk, segments[at].tokens, result.sampled[at], lane, step))
     if decoding:
@@ -100,7 +103,7 @@ def _advance(
         remember_prefix(engine, seq)
         if sampled:
             committed = commit(engine, seq, sampled, lane, step, first_row_fed=False)
-    return Work(seq, committed, chunk.count)
+    return Work(seq, committed, len(seq.tokens), chunk.count)
 
 
 def _plan_chunks(engine: EngineState) -> list[Chunk]:

@@ -74,6 +74,7 @@ class LeverState:
         self.version = 0
         """Raised by one with every change, so that a stale write can be told."""
         self.ladder = parse_ladder(str(self._values["k_ladder"]))
+        self.trace_level = self.int("trace_level")
 
     @classmethod
     def of(cls, **overrides: object) -> LeverState:
@@ -106,4 +107,6 @@ class LeverState:
         self.version += 1
         if name == "k_ladder":
             self.ladder = parse_ladder(str(value))
+        elif name == "trace_level":
+            self.trace_level = int(value)
         return old

@@ -20,10 +20,11 @@ from engine.fetch import known_as
 from engine.levers.resolve import LeverState, Source
 from engine.levers.spec import Value
 from engine.protocol.events import Facts
-from engine.runtime.loop import MeteredRing, WakingInbox
+from engine.runtime.loop import WakingInbox
 from engine.runtime.outbox import BatchOutbox
 from engine.runtime.process import Built, Progress
 from telemetry.record import LoadRecord, RunRecord
+from telemetry.ring import Ring
 
 if TYPE_CHECKING:
     from engine.text import Text
@@ -53,9 +54,7 @@ class _Builder:
         self._options = options
         self._run_id = run_id
 
-    def __call__(
-        self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
-    ) -> Built:
+    def __call__(self, inbox: WakingInbox, outbox: BatchOutbox, ring: Ring, clock: Clock, progress: Progress) -> Built:
         from engine.grammar import grammar_factory
         from engine.model.open import open_device
         from engine.scheduler import Scheduler
@@ -111,9 +110,7 @@ class _Builder:
             versions={"metrale": engine.__version__, "python": platform.python_version()},
         )
 
-    def _record_start(
-        self, ring: MeteredRing, clock: Clock, facts: Facts, levers: LeverState, load: tuple[int, int]
-    ) -> None:
+    def _record_start(self, ring: Ring, clock: Clock, facts: Facts, levers: LeverState, load: tuple[int, int]) -> None:
         ring.append(
             RunRecord(
                 run_id=facts.run_id,

@@ -9,7 +9,7 @@ from engine.core.clock import Clock, MonotonicClock
 from engine.core.context import Context
 from engine.protocol.commands import Command
 from engine.protocol.events import Event, Facts, Ready
-from engine.runtime.loop import EngineLoop, MeteredRing, Tick, WakingInbox
+from engine.runtime.loop import EngineLoop, Tick, WakingInbox
 from engine.runtime.outbox import BatchOutbox, Flusher
 from telemetry.ring import Ring
 
@@ -22,7 +22,7 @@ class InProcessEngine:
 
     def __init__(
         self,
-        build: Callable[[WakingInbox, BatchOutbox, MeteredRing], tuple[Context, Tick]],
+        build: Callable[[WakingInbox, BatchOutbox, Ring], tuple[Context, Tick]],
         facts: Facts,
         write: Callable[[list[Event]], None],
         clock: Clock | None = None,
@@ -30,7 +30,7 @@ class InProcessEngine:
         self._clock = clock or MonotonicClock()
         self.inbox = WakingInbox()
         self.outbox = BatchOutbox()
-        self.ring = MeteredRing(Ring(), self._clock)
+        self.ring = Ring()
         self.context, scheduler = build(self.inbox, self.outbox, self.ring)
         self._facts = facts
         self.loop = EngineLoop(scheduler, self.inbox, self.outbox, self.ring, self._clock)

@@ -13,7 +13,7 @@ from engine.core.context import QueueInbox
 from engine.protocol.commands import Command, Shutdown
 from engine.protocol.events import Fatal
 from engine.runtime.outbox import BatchOutbox
-from telemetry.record import AnyRecord, HealthRecord, SeqShare, StepRecord
+from telemetry.record import HealthRecord
 from telemetry.ring import Ring
 
 log = logging.getLogger("metrale.engine")
@@ -22,9 +22,6 @@ HEALTH_NS = 1_000_000_000
 IDLE_WAIT_S = 1.0
 SHUTDOWN_TICKS = 64
 """Ticks that a shutdown may take to tell every client."""
-CALIBRATION = 500
-SAMPLE_EVERY = 64
-"""One append in this many is timed to estimate what recording costs."""
 
 
 class Tick(Protocol):
@@ -49,38 +46,6 @@ class WakingInbox(QueueInbox):
         self.bell.set()
 
 
-class MeteredRing:
-    """The record ring, with the time that appends take estimated from a sample of them."""
-
-    def __init__(self, ring: Ring, clock: Clock) -> None:
-        self._ring = ring
-        self._clock = clock
-        self._making_ns = _making_ns(clock)
-        self.records = 0
-        self.appending_ns = 0
-
-    @property
-    def recording_ns(self) -> int:
-        """What records cost so far: making them, as measured once, and appending them, as sampled."""
-        return self.records * self._making_ns + self.appending_ns
-
-    @property
-    def lost(self) -> int:
-        return self._ring.lost
-
-    def append(self, record: AnyRecord) -> None:
-        self.records += 1
-        if self.records % SAMPLE_EVERY:
-            self._ring.append(record)
-            return
-        start = self._clock.now_ns()
-        self._ring.append(record)
-        self.appending_ns += (self._clock.now_ns() - start) * SAMPLE_EVERY
-
-    def drain(self) -> list[AnyRecord]:
-        return self._ring.drain()
-
-
 @dataclass(slots=True)
 class Health:
     """Accounting of the last second."""
@@ -100,10 +65,9 @@ class EngineLoop:
         scheduler: Tick,
         inbox: WakingInbox,
         outbox: BatchOutbox,
-        ring: MeteredRing,
+        ring: Ring,
         clock: Clock,
         resident_bytes: Callable[[], int] = lambda: 0,
-        recording_ns: Callable[[], int] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._inbox = inbox
@@ -111,7 +75,6 @@ class EngineLoop:
         self._ring = ring
         self._clock = clock
         self._resident_bytes = resident_bytes
-        self._recording_ns = recording_ns or (lambda: ring.recording_ns)
         self._stopping = threading.Event()
         self._health = Health(clock.now_ns())
 
@@ -150,13 +113,15 @@ class EngineLoop:
         return busy
 
     def _observe(self, tick_ns: int) -> None:
-        health = self._health
+        health, ring = self._health, self._ring
+        if len(ring.entries) > ring.capacity:
+            ring.trim()
         health.tick_ns += tick_ns
         now = self._clock.now_ns()
         if now - health.since_ns < HEALTH_NS:
             return
-        recording, records, lost = self._recording_ns(), self._ring.records, self._ring.lost
-        self._ring.append(
+        recording, records, lost = ring.recording_ns + ring.composing_ns, ring.records, ring.lost
+        ring.append(
             HealthRecord(
                 time_ns=now,
                 tick_ns=health.tick_ns,
@@ -167,19 +132,6 @@ class EngineLoop:
             )
         )
         self._health = Health(now, 0, recording, records, lost)
-
-
-def _making_ns(clock: Clock) -> int:
-    """Nanoseconds to make one step record of one sequence on this machine, the best of a few rounds."""
-    best = 0
-    for _ in range(3):
-        start = clock.now_ns()
-        for number in range(CALIBRATION):
-            shares = (SeqShare("request", 3, 2, 3),)
-            StepRecord(number, number, "mtp", number, number, 1, 4, 0, 3, 2, 1, 3, (1, 1, 1), (1, 1, 0), shares=shares)
-        spent = (clock.now_ns() - start) // CALIBRATION
-        best = min(best or spent, spent)
-    return best
 
 
 def sentence_of(error: BaseException) -> str:

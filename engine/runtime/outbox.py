@@ -24,6 +24,8 @@ Write = Callable[[list[Event]], None]
 class Drain(Protocol):
     """The reading side of the record ring."""
 
+    composing_ns: int
+
     @property
     def lost(self) -> int: ...
 
@@ -112,6 +114,9 @@ class Flusher(threading.Thread):
 
     def _records(self) -> list[Event]:
         self._last_records = time.monotonic()
-        records = self._ring.drain()
-        lost, self._lost = self._ring.lost - self._lost, self._ring.lost
-        return [Records(payload=message(records), lost=lost)] if records or lost else []
+        ring, used_ns = self._ring, time.thread_time_ns()
+        records = ring.drain()
+        lost, self._lost = ring.lost - self._lost, ring.lost
+        payload = message(records)
+        ring.composing_ns += time.thread_time_ns() - used_ns
+        return [Records(payload=payload, lost=lost)] if records or lost else []

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -20,7 +19,7 @@ from engine.core.context import Context
 from engine.protocol.commands import Command, Shutdown
 from engine.protocol.events import Event, Facts, Fatal, Loading, Ready
 from engine.protocol.link import HEADER, LinkError, body_length, frames, unpack_commands
-from engine.runtime.loop import EngineLoop, MeteredRing, Tick, WakingInbox, sentence_of
+from engine.runtime.loop import EngineLoop, Tick, WakingInbox, sentence_of
 from engine.runtime.outbox import BatchOutbox, Flusher
 from telemetry.ring import Ring
 
@@ -41,14 +40,13 @@ class Built:
     context: Context
     scheduler: Tick
     facts: Facts
-    recording_ns: Callable[[], int] | None = None
 
 
 class Builder(Protocol):
     """Loads the model and puts the scheduler together; raises with one sentence."""
 
     def __call__(
-        self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
+        self, inbox: WakingInbox, outbox: BatchOutbox, ring: Ring, clock: Clock, progress: Progress
     ) -> Built: ...
 
 
@@ -60,7 +58,7 @@ class Process:
         self._clock = MonotonicClock()
         self._inbox = WakingInbox()
         self._outbox = BatchOutbox()
-        self._ring = MeteredRing(Ring(), self._clock)
+        self._ring = Ring()
         self._loop: EngineLoop | None = None
         self._flusher = Flusher(self._outbox, self._ring, self._write, self._server_gone)
 
@@ -82,9 +80,7 @@ class Process:
         return 0 if ran else 1
 
     def _tick_until_told(self, built: Built) -> bool:
-        loop = EngineLoop(
-            built.scheduler, self._inbox, self._outbox, self._ring, self._clock, resident_bytes, built.recording_ns
-        )
+        loop = EngineLoop(built.scheduler, self._inbox, self._outbox, self._ring, self._clock, resident_bytes)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: loop.stop())
         self._loop = loop

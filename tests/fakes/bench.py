@@ -12,6 +12,7 @@ from engine.protocol.commands import Cancel, ChangeLever, Limits, Sampling, Subm
 from engine.protocol.events import Delta, Finished, Token
 from engine.scheduler import Scheduler
 from telemetry.record import AnyRecord, StepRecord
+from telemetry.ring import Entry, composed
 from tests.fakes.scripted_device import ScriptedDevice, encode, vocabulary
 
 MAX_TICKS = 20_000
@@ -20,9 +21,15 @@ MAX_TICKS = 20_000
 @dataclass
 class ListSink:
     records: list[AnyRecord] = field(default_factory=list)
+    """Composed as soon as they came."""
+    entries: list[Entry] = field(default_factory=list)
 
-    def append(self, record: AnyRecord) -> None:
-        self.records.append(record)
+    def append(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.records.append(composed(entry))
+
+    def note_cost(self, ns: int) -> None:
+        pass
 
     def steps(self, *lanes: str) -> list[StepRecord]:
         return [r for r in self.records if isinstance(r, StepRecord) and (not lanes or r.lane in lanes)]

@@ -10,11 +10,12 @@ from engine.core.clock import Clock
 from engine.core.context import Context
 from engine.levers.resolve import LeverState
 from engine.protocol.events import Facts
-from engine.runtime.loop import MeteredRing, WakingInbox
+from engine.runtime.loop import WakingInbox
 from engine.runtime.outbox import BatchOutbox
 from engine.runtime.process import Built, Progress, run
 from engine.scheduler import Scheduler
 from telemetry.record import RunRecord
+from telemetry.ring import Ring
 from tests.fakes.scripted_device import ScriptedDevice, vocabulary
 
 STEP_S = 0.002
@@ -38,9 +39,7 @@ class Build:
     def __init__(self, mode: str) -> None:
         self._mode = mode
 
-    def __call__(
-        self, inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing, clock: Clock, progress: Progress
-    ) -> Built:
+    def __call__(self, inbox: WakingInbox, outbox: BatchOutbox, ring: Ring, clock: Clock, progress: Progress) -> Built:
         for part in range(3):
             progress(part + 1, 3, "weights")
         if self._mode == "bad-model":

@@ -25,7 +25,7 @@ from engine.protocol.events import (
     Token,
 )
 from engine.runtime.in_process import InProcessEngine
-from engine.runtime.loop import EngineLoop, MeteredRing, WakingInbox
+from engine.runtime.loop import EngineLoop, WakingInbox
 from engine.runtime.outbox import FLUSH_S, BatchOutbox, Flusher
 from engine.scheduler import Scheduler
 from telemetry.batch import decode
@@ -66,7 +66,7 @@ class Collector:
 
 
 def flusher(outbox: BatchOutbox, write: Callable[[list[Event]], None], ring: Ring | None = None) -> Flusher:
-    return Flusher(outbox, MeteredRing(ring or Ring(), MonotonicClock()), write, lambda: None)
+    return Flusher(outbox, ring or Ring(), write, lambda: None)
 
 
 def test_events_leave_in_order_and_of_snapshots_only_the_newest() -> None:
@@ -112,6 +112,7 @@ def test_lost_records_are_told_once() -> None:
     thread = flusher(outbox, found, ring)
     for _ in range(3):
         ring.append(RungRecord(1, 1, 1, 1, True))
+    ring.trim()
     thread.flush(last=True)
     thread.flush(last=True)
     batches = [event for event in found.events if isinstance(event, Records)]
@@ -125,7 +126,7 @@ def test_a_server_that_is_gone_ends_the_engine() -> None:
 
     told = threading.Event()
     outbox = BatchOutbox()
-    thread = Flusher(outbox, MeteredRing(Ring(), MonotonicClock()), broken, told.set)
+    thread = Flusher(outbox, Ring(), broken, told.set)
     thread.start()
     outbox.send(delta(0))
     assert told.wait(5)
@@ -160,8 +161,8 @@ class ScriptedTick:
         return self.work > 0
 
 
-def loop_of(tick: ScriptedTick) -> tuple[EngineLoop, WakingInbox, BatchOutbox, MeteredRing]:
-    inbox, outbox, ring = WakingInbox(), BatchOutbox(), MeteredRing(Ring(), MonotonicClock())
+def loop_of(tick: ScriptedTick) -> tuple[EngineLoop, WakingInbox, BatchOutbox, Ring]:
+    inbox, outbox, ring = WakingInbox(), BatchOutbox(), Ring()
     tick.inbox = inbox
     return EngineLoop(tick, inbox, outbox, ring, MonotonicClock(), lambda: 123), inbox, outbox, ring
 
@@ -195,13 +196,15 @@ def test_a_failure_in_a_tick_is_told_and_never_a_silent_stop() -> None:
 
 def test_the_engine_accounts_for_itself_once_a_second() -> None:
     clock = ManualClock()
-    inbox, outbox, ring = WakingInbox(), BatchOutbox(), MeteredRing(Ring(), clock)
+    inbox, outbox, ring = WakingInbox(), BatchOutbox(), Ring()
 
     class Slow(ScriptedTick):
         def tick(self) -> bool:
             clock.advance_us(400_000)
             for _ in range(64):
                 ring.append(RungRecord(1, 1, 1, 1, True))
+            ring.note_cost(1_000)
+            ring.composing_ns += 20  # as the flush thread does
             return super().tick()
 
     loop = EngineLoop(Slow(work=6), inbox, outbox, ring, clock, lambda: 123)
@@ -213,14 +216,50 @@ def test_the_engine_accounts_for_itself_once_a_second() -> None:
     health = [record for record in ring.drain() if isinstance(record, HealthRecord)]
     assert [record.tick_ns for record in health[:2]] == [1_200_000_000, 1_200_000_000]
     assert [record.records for record in health[:2]] == [192, 193]
+    assert [record.recording_ns for record in health[:2]] == [3_060, 3_060]
     assert health[0].resident_bytes == 123
+
+
+def test_the_loop_bounds_the_ring_after_every_tick_and_counts_what_it_drops() -> None:
+    ring = Ring(capacity=10)
+
+    class Busy(ScriptedTick):
+        def tick(self) -> bool:
+            for number in range(8):
+                ring.append(RungRecord(self.ticks * 8 + number, 1, 1, 1, True))
+            return super().tick()
+
+    loop = EngineLoop(Busy(work=3), WakingInbox(), BatchOutbox(), ring, ManualClock(), lambda: 0)
+    for _ in range(3):
+        loop._tick()
+    assert (ring.lost, ring.records) == (14, 24)
+    assert [record.time_ns for record in ring.drain() if isinstance(record, RungRecord)] == list(range(10))
+    assert ring.records == 24
+
+
+def test_the_flush_makes_records_of_what_the_tick_thread_left_and_says_what_that_took() -> None:
+    outbox, ring, found = BatchOutbox(), Ring(), Collector()
+    thread, made_on = flusher(outbox, found, ring), []
+
+    def make(time_ns: int) -> RungRecord:
+        made_on.append(threading.current_thread().name)
+        return RungRecord(time_ns, 1, 1, 1, True)
+
+    ring.append((make, 7))
+    assert made_on == []
+    thread.start()
+    thread.close()
+    (sent,) = [event for event in found.events if isinstance(event, Records)]
+    assert [list(batch.records()) for batch in decode(sent.payload)] == [[RungRecord(7, 1, 1, 1, True)]]
+    assert made_on == ["flush"]
+    assert ring.composing_ns > 0
 
 
 @pytest.fixture
 def engine() -> tuple[InProcessEngine, Collector]:
     found, device = Collector(), ScriptedDevice(num_blocks=512, max_context=1024)
 
-    def build(inbox: WakingInbox, outbox: BatchOutbox, ring: MeteredRing) -> tuple[Context, Scheduler]:
+    def build(inbox: WakingInbox, outbox: BatchOutbox, ring: Ring) -> tuple[Context, Scheduler]:
         levers = LeverState.of(drafter="off", pipelined_decode="off")
         context = Context(device, MonotonicClock(), levers, inbox, outbox, vocabulary(), ring)
         return context, Scheduler(context)

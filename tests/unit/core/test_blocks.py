@@ -92,3 +92,4 @@ def test_free_idle_and_held_always_sum_to_the_pool(script: list[tuple[bool, list
         owners = {block for table in held for block in table}
         assert pool.used == len(owners)
         assert pool.used + pool.available == pool.num_blocks
+        assert pool.available == len(pool._free) + pool.idle

@@ -14,6 +14,8 @@ from engine.drafters.arms import PLAIN, ArmKey, Offer
 from engine.drafters.costs import HICCUP, Cost, CostTable
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
+from telemetry.ring import composed
+from tests.fakes.explained import explained
 
 MS = 1_000_000
 MTP, NGRAM, DFLASH = DrafterName.MTP, DrafterName.NGRAM, DrafterName.DFLASH
@@ -122,7 +124,7 @@ def test_the_base_changes_only_after_as_many_fresh_wins_as_dwell() -> None:
     losses = []
     while machine.arbiter.base is None:
         machine.step()
-        losses.append(machine.arbiter.explain().losses)
+        losses.append(explained(machine.arbiter).losses)
     assert set(losses) == {0, 1}
 
 
@@ -208,7 +210,7 @@ def test_a_change_of_depth_makes_the_other_base_stale_and_measures_it_again() ->
     machine.step(200)
     machine.depth = 2000
     machine.step()
-    assert next(row for row in machine.arbiter.explain().arms if row[0] == "plain")[4]
+    assert next(row for row in explained(machine.arbiter).arms if row[0] == "plain")[4]
     assert PLAIN in machine.step(40)
 
 
@@ -218,7 +220,7 @@ def test_a_change_of_width_learns_costs_anew_and_keeps_acceptance() -> None:
     known = machine.arbiter._promises.accepts(MTP).at[0].trials
     machine.width = 8
     machine.step()
-    assert machine.arbiter.explain().reason is GateReason.SETTLE
+    assert explained(machine.arbiter).reason == GateReason.SETTLE
     assert not machine.arbiter._promises.costs.verify
     assert machine.arbiter._promises.accepts(MTP).at[0].trials >= known
 
@@ -240,7 +242,7 @@ def test_probes_of_a_losing_drafter_cost_little(row_ms: float) -> None:
 def test_the_explanation_names_every_arm_with_its_evidence() -> None:
     machine = Machine()
     machine.step(300)
-    record = machine.arbiter.explain().record(1, 2)
+    record = composed(machine.arbiter.explain(1, 2))
     names = [row[0] for row in record.arms]
     assert names == ["plain", "mtp:3", "delivered"]
     rates = {row[0]: row[1] for row in record.arms}
@@ -277,7 +279,7 @@ def test_a_pinned_step_says_why_it_speculates() -> None:
     machine = Machine(right=0)
     machine.step(100)
     arm = machine.arbiter.choose({MTP: up_to(3)}, 100, 1, pinned=GateReason.ENTRY_PIN)
-    shown = machine.arbiter.explain()
+    shown = explained(machine.arbiter)
     assert arm.drafter is MTP
     assert (shown.mode, shown.reason, shown.pinned) == ("plain", GateReason.ENTRY_PIN, True)
 

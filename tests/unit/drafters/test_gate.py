@@ -9,6 +9,8 @@ from engine.drafters.evidence import Estimate, Window, is_other_depth, width_buc
 from engine.drafters.gate import Arm, Decision, Gate, GateSettings, PinFacts, pin
 from engine.levers.resolve import LeverState
 from telemetry.names import GateReason
+from telemetry.ring import composed
+from tests.fakes.explained import explained
 
 MS = 1_000_000
 
@@ -43,10 +45,10 @@ class Bench:
         raise AssertionError(f"{arm} did not run in {most} steps")
 
     def rate(self, arm: Arm) -> float:
-        return next(row[1] for row in self.gate.explain().arms if row[0] == arm.value)
+        return next(row[1] for row in explained(self.gate).arms if row[0] == arm.value)
 
     def is_stale(self, arm: Arm) -> bool:
-        return next(row[4] for row in self.gate.explain().arms if row[0] == arm.value)
+        return next(row[4] for row in explained(self.gate).arms if row[0] == arm.value)
 
 
 def settled_in_verify(**settings: float) -> Bench:
@@ -72,7 +74,7 @@ def test_the_defaults_are_those_of_the_levers() -> None:
 def test_it_starts_by_speculating() -> None:
     bench = Bench()
     assert bench.step() == [Arm.VERIFY]
-    assert bench.gate.explain().reason is GateReason.COLD
+    assert explained(bench.gate).reason == GateReason.COLD
 
 
 def test_it_never_switches_before_both_arms_were_measured() -> None:
@@ -143,10 +145,10 @@ def test_the_other_arm_must_be_five_percent_ahead(verify_ms: float, mode: Arm) -
 
 def test_noise_widens_the_margin_to_half_the_deviations() -> None:
     bench = settled_in_verify()
-    assert bench.gate.explain().margin == pytest.approx(0.05 * bench.rate(Arm.VERIFY))
+    assert bench.gate._margin() == pytest.approx(0.05 * bench.rate(Arm.VERIFY))
     for arm, deviation in ((Arm.PLAIN, 30.0), (Arm.VERIFY, 50.0)):
         bench.gate._arms[arm].deviation = deviation
-    assert bench.gate.explain().margin == pytest.approx(40.0)
+    assert bench.gate._margin() == pytest.approx(40.0)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_a_width_change_within_its_bucket_disturbs_nothing() -> None:
     bench.step(60)
     bench.width = 4
     bench.step()
-    assert bench.gate.explain().reason is GateReason.HOLD
+    assert explained(bench.gate).reason == GateReason.HOLD
 
 
 @pytest.mark.parametrize(("steps", "counts"), [(7, False), (8, True)])
@@ -251,20 +253,20 @@ def test_a_plain_step_is_charged_its_width_and_at_least_one_token() -> None:
         gate.record_verify_step(MS, 1, width)
         gate.next_step()
         gate.record_decode(MS, width)
-        assert gate.explain().arms[0][1] == pytest.approx(tokens * 1000)
+        assert explained(gate).arms[0][1] == pytest.approx(tokens * 1000)
 
 
 def test_a_verify_step_is_charged_what_it_emitted_and_at_least_one_token() -> None:
     for emitted, tokens in ((0, 1), (7, 7)):
         gate = Gate(GateSettings(window=1))
         gate.record_verify_step(MS, emitted, 1)
-        assert gate.explain().arms[1][1] == pytest.approx(tokens * 1000)
+        assert explained(gate).arms[1][1] == pytest.approx(tokens * 1000)
 
 
 def test_a_step_without_wall_time_is_ignored() -> None:
     gate = Gate(GateSettings(window=1))
     gate.record_verify_step(0, 4, 1)
-    assert gate.explain().arms[1][1] == -1
+    assert explained(gate).arms[1][1] == -1
 
 
 def test_two_losses_never_count_against_one_probe() -> None:
@@ -341,7 +343,7 @@ def test_an_arm_that_the_gate_did_not_ask_for_is_not_recorded() -> None:
     gate = Gate(GateSettings(window=1))
     gate.next_step()
     gate.record_decode(MS, 1)
-    assert [row[1] for row in gate.explain().arms] == [-1, -1]
+    assert [row[1] for row in explained(gate).arms] == [-1, -1]
 
 
 def test_settings_change_while_it_runs() -> None:
@@ -399,16 +401,16 @@ def test_the_gate_decides_where_nothing_pins(facts: PinFacts) -> None:
 
 def test_a_pinned_step_is_explained_and_changes_nothing() -> None:
     bench = settled_in_plain()
-    before = bench.gate.explain()
+    before = explained(bench.gate)
     entry = pin(PinFacts("auto", DrafterName.MTP, 1, 0, 8, True))
-    shown = bench.gate.explain(entry)
+    shown = composed(bench.gate.explain(pinned=entry))
     assert (shown.mode, shown.arm, shown.reason, shown.pinned) == ("plain", "verify", GateReason.ENTRY_PIN, True)
-    assert bench.gate.explain() == before
+    assert explained(bench.gate) == before
 
 
 def test_an_explanation_becomes_a_record_with_all_it_says() -> None:
     bench = settled_in_verify()
-    record = bench.gate.explain().record(step_id=7, time_ns=9)
+    record = composed(bench.gate.explain(step_id=7, time_ns=9))
     assert (record.step_id, record.time_ns, record.mode, record.arm) == (7, 9, "verify", "verify")
     assert record.reason == "hold"
     assert [row[0] for row in record.arms] == ["plain", "verify"]
@@ -424,6 +426,6 @@ def test_every_reason_of_the_gate_itself_is_seen() -> None:
         bench.width = 1 if step < 1000 else 2
         bench.verify_ms = 15 if step < 600 else 5
         bench.step()
-        seen.add(bench.gate.explain().reason)
+        seen.add(explained(bench.gate).reason)
     named = {GateReason.COLD, GateReason.HOLD, GateReason.PROBE, GateReason.REFRESH, GateReason.SWITCH}
     assert seen == named | {GateReason.SETTLE}

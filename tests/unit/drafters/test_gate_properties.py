@@ -13,6 +13,7 @@ from engine.drafters.arbiter import Arbiter, ArbiterSettings
 from engine.drafters.arms import Offer
 from engine.drafters.evidence import Budget
 from engine.drafters.gate import Arm, Gate, GateSettings
+from tests.fakes.explained import explained
 
 MS = 1_000_000
 
@@ -92,7 +93,7 @@ def test_the_gate_keeps_its_promises_on_any_machine(stretches: list[Stretch], le
     for stretch in stretches:
         for _ in range(stretch.steps):
             take_step(gate, stretch)
-            shown = gate.explain()
+            shown = explained(gate)
             assert all(math.isfinite(rate) and math.isfinite(dev) for _, rate, dev, _, _ in shown.arms)
             assert all(rate == -1 or rate > 0 for _, rate, _, _, _ in shown.arms)
             assert math.isfinite(shown.margin)
@@ -115,7 +116,7 @@ def test_probes_never_lose_more_than_their_budget(machines: list[tuple[int, int,
         for _ in range(150):
             gate.maybe_remeasure(100, 1)
             gate.note_depth(100)
-            was_first = min(row[1] for row in gate.explain().arms) < 0
+            was_first = min(row[1] for row in explained(gate).arms) < 0
             if gate.next_step() is Arm.PLAIN:
                 gate.record_decode(plain_ms * MS, 1)
             else:
@@ -189,7 +190,7 @@ def test_the_arbiter_chooses_what_is_offered_and_stays_finite(stretches: list[St
             emitted = (1 + accepted) * stretch.width
             outcomes = [(arm.drafts, accepted)] * stretch.width
             arbiter.record(arm, wall, emitted, stretch.width, outcomes if arm.drafter else (), wall // 10)
-            shown = arbiter.explain()
+            shown = explained(arbiter)
             assert all(math.isfinite(rate) and math.isfinite(dev) for _, rate, dev, _, _ in shown.arms)
             assert math.isfinite(shown.margin)
 

@@ -11,6 +11,7 @@ from engine.core.device import DrafterName
 from engine.core.draws import uniform
 from engine.protocol.commands import Sampling
 from telemetry.record import RequestRecord, StepRecord
+from telemetry.ring import composed
 from tests.fakes.bench import Workbench
 from tests.fakes.scripted_device import EOS, LETTERS, ScriptedDevice, hashed_next
 
@@ -165,7 +166,8 @@ def test_any_mix_of_work_and_levers_gives_plain_replies_and_leaks_nothing(world:
 
 
 def check_records(bench: Workbench, asked: dict[str, Ask]) -> None:
-    """Steps, shares and requests count the same tokens that the clients got."""
+    """Steps, shares and requests count the same tokens that the clients got, however late their records are made."""
+    assert [composed(entry) for entry in bench.sink.entries] == bench.sink.records
     given_to = dict.fromkeys(asked, 0)
     for record in bench.sink.records:
         if isinstance(record, StepRecord):
