@@ -92,9 +92,9 @@ class BlockPool:
                 self._digest_of[block] = parent
         return parent
 
-    def forget_idle(self) -> None:
-        """Drop the content of every idle block."""
-        while self._idle:
+    def trim(self, most: int) -> None:
+        """Forget the least recently used idle blocks beyond `most`; the next allocations take just these."""
+        while len(self._idle) > most:
             self._free.append(self._evict())
 
     def _hold(self, block: int) -> None:

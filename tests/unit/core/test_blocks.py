@@ -67,10 +67,24 @@ def test_tails_are_evicted_before_the_prefix_they_need() -> None:
     assert len(pool.match([1, 2, 3, 4])) == 1
 
 
+def test_trimming_forgets_the_least_recently_used_and_reuses_its_memory() -> None:
+    pool = BlockPool(9, 2)
+    old, new = pool.allocate(2), pool.allocate(2)
+    for blocks, tokens in ((old, [1, 2, 3, 4]), (new, [5, 6, 7, 8])):
+        pool.remember(tokens, blocks)
+        pool.release(blocks)
+    pool.trim(4)
+    assert pool.idle == 4
+    pool.trim(2)
+    assert (pool.idle, pool.match([1, 2, 3, 4])) == (2, [])
+    assert sorted(pool.allocate(2)) == sorted(old)
+    assert pool.match([5, 6, 7, 8]) == new
+
+
 def test_forgetting_idle_content_frees_it() -> None:
     pool = BlockPool(2, 2)
     filled(pool, [1, 2])
-    pool.forget_idle()
+    pool.trim(0)
     assert pool.idle == 0
     assert pool.available == 2
     assert pool.match([1, 2]) == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
-from engine.core.device import DeviceError, Draft, DrafterName, DraftItem
+from engine.core.device import DeviceError, DeviceFacts, Draft, DrafterName, DraftItem
 from engine.lanes.park import choose_victim
 from engine.protocol.commands import Shutdown, Switches
 from engine.protocol.events import Delta, LeverChanged, Snapshot
@@ -490,6 +491,31 @@ def test_an_automatic_slice_keeps_a_mixed_step_within_its_stretch() -> None:
     steps = [(step.end_ns - step.start_ns) / 1000 for step in bench.sink.steps("mixed")]
     assert max(steps[3:]) < 3 * decode
     assert bench.sink.steps("mixed")[10].prefill_tokens > 16
+
+
+class OnCpu(ScriptedDevice):
+    @property
+    def facts(self) -> DeviceFacts:
+        return replace(super().facts, kind="cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "lever", "kept"), [(OnCpu, "auto", 16_384), (ScriptedDevice, "auto", 20_160), (OnCpu, 3000, 3000)]
+)
+def test_ended_requests_keep_so_many_tokens_for_later_prompts(
+    device: type[ScriptedDevice], lever: object, kept: int
+) -> None:
+    bench = Workbench(device(max_context=4096, num_blocks=8000), prefix_cache_tokens=lever)
+    for at in range(10):
+        bench.submit(f"r{at}", chr(97 + at) * 2016, max_tokens=1)
+        bench.run()
+    assert bench.engine.pool.idle * bench.engine.pool.block_size == kept
+    bench.submit("again", "j" * 2016, max_tokens=1)
+    bench.submit("first", "a" * 2016, max_tokens=1)
+    bench.run()
+    assert bench.finish("again").usage.cached_tokens > 2000
+    assert (bench.finish("first").usage.cached_tokens > 0) == (kept == 20_160)
+    bench.check_pool()
 
 
 def test_a_preempted_sequence_comes_back_through_the_prefix_cache() -> None:
