@@ -217,6 +217,12 @@ def _reply_message(state: State, event: wire.Queued | wire.Delta | wire.Done, no
     return _folded(state, event, event.request_id, now)
 
 
+def _delta(state: State, event: wire.Delta, now: float) -> State:
+    if not event.spelled.keys() <= state.spelled.keys():
+        state = replace(state, spelled={**state.spelled, **event.spelled})
+    return _reply_message(state, event, now)
+
+
 def _folded(state: State, event: wire.ClientMessage | wire.ServerMessage, request_id: str, now: float) -> State:
     conversation = fold_reply(state.conversation, event, request_id, now, state.gate)
     return state if conversation is state.conversation else replace(state, conversation=conversation)
@@ -252,7 +258,7 @@ _HANDLERS: dict[type, Callable[[State, Any, float], State]] = {
     wire.Refused: _refused,
     wire.Load: _load,
     wire.Queued: _reply_message,
-    wire.Delta: _reply_message,
+    wire.Delta: _delta,
     wire.Done: _reply_message,
     wire.Stats: _stats,
     wire.GateView: _gate,

@@ -157,6 +157,8 @@ class State:
     log: tuple[LogLine, ...] = ()
     queries: Mapping[str, QueryRun] = field(default_factory=dict)
     conversation: Conversation = field(default_factory=Conversation)
+    spelled: Mapping[int, str] = field(default_factory=dict)
+    """Texts of token ids that were refused or less likely."""
 
     @property
     def latest(self) -> wire.Stats | None:

@@ -27,6 +27,7 @@ export const initial = Object.freeze({
   log: [],
   problem: null,
   turns: [],
+  spelled: {},
   queries: {},
   replay: null,
   paused: false,
@@ -160,6 +161,7 @@ const HANDLERS = {
   }),
   delta: (state, message, at) => ({
     ...state,
+    spelled: message.spelled ? { ...state.spelled, ...message.spelled } : state.spelled,
     turns: change(state.turns, message.request_id, (turn) => ({
       ...turn,
       status: turn.status === "stopping" ? "stopping" : "streaming",

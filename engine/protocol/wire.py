@@ -174,6 +174,8 @@ class Delta(Message, frozen=True, kw_only=True, tag="delta"):
     request_id: str
     text: str
     tokens: tuple[Token, ...]
+    spelled: dict[int, str] = {}
+    """Texts of the ids in `top` and `rejected`: a client has no tokenizer."""
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

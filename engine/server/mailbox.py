@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 
 from engine.protocol.events import Token
 from engine.protocol.wire import Delta, Done, ServerMessage
@@ -23,7 +23,9 @@ class LaggingError(RuntimeError):
 class Mailbox:
     """One reader (`next`), many writers, all on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, spell: Callable[[int], str]) -> None:
+        """`spell` gives the text of a token id."""
+        self._spell = spell
         self._entries: dict[Hashable, ServerMessage | list[Token] | Build] = {}
         self._skipped: dict[Hashable, int] = {}
         self._serial = 0
@@ -74,6 +76,7 @@ class Mailbox:
                     request_id=str(key).removeprefix(DELTA),
                     text="".join(token.text for token in entry),
                     tokens=tuple(entry),
+                    spelled={token: self._spell(token) for token in _bare_ids(entry)},
                 )
             if not callable(entry):
                 return entry
@@ -91,3 +94,8 @@ class Mailbox:
     def _check(self) -> None:
         self.overflowed = self.overflowed or len(self._entries) > MAX_MESSAGES or self._tokens > MAX_TOKENS
         self._ready.set()
+
+
+def _bare_ids(tokens: Iterable[Token]) -> set[int]:
+    """Ids that come without their text."""
+    return {number for token in tokens for number in (*token.rejected, *(number for number, _ in token.top))}

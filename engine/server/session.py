@@ -54,10 +54,10 @@ class Session:
         self.secret = secrets.token_hex(16)
         self.client = client
         self.control = control
-        self.mailbox = Mailbox()
         self._broker = broker
         self._desk = desk
         self._views = views
+        self.mailbox = Mailbox(self._spell)
         self._requests: dict[str, OwnRequest] = {}
         self._ended: dict[str, OwnRequest] = {}
         self._topics: frozenset[str] = frozenset()
@@ -98,7 +98,7 @@ class Session:
 
     def resume(self, received: dict[str, int]) -> None:
         """Carry on with a new connection: send again what the client does not have of its replies."""
-        waiting, self.mailbox = self.mailbox.rest(), Mailbox()
+        waiting, self.mailbox = self.mailbox.rest(), Mailbox(self._spell)
         for message in waiting:
             self.mailbox.put(message)
         for request_id, count in received.items():
@@ -277,6 +277,9 @@ class Session:
 
     def _stats(self, skipped: int) -> wire.ServerMessage | None:
         return self._views.stats(self._subscription, skipped)
+
+    def _spell(self, token: int) -> str:
+        return self._views.text.token_bytes(token).decode("utf-8", "replace")
 
     def _on_state(self) -> None:
         self.mailbox.put(self._views.load())

@@ -306,7 +306,11 @@ def reply(request_id: str) -> Iterator[wire.ServerMessage]:
     yield wire.Queued(request_id=request_id, prompt_tokens=31, max_context=8192)
     said = tokens()
     for start in range(0, len(said), 3):
-        yield wire.Delta(request_id=request_id, text="", tokens=said[start : start + 3])
+        part = said[start : start + 3]
+        bare = {number for token in part for number in token.rejected}
+        yield wire.Delta(
+            request_id=request_id, text="", tokens=part, spelled={number: f" no{number}" for number in bare}
+        )
     yield done(request_id, "stop", len(said))
 
 

@@ -461,7 +461,7 @@ async def test_provenance_names_lane_draft_alternatives_and_what_was_refused(pag
     await page.run("document.querySelector('.tok[data-rejected]').focus()")
     words = await page.text(".inspector")
     assert "Refused here" in words
-    assert "#17" in words
+    assert '#17 " no17"' in words
     looks = (
         "(s => { const c = getComputedStyle(document.querySelector(s));"
         " return [c.textDecorationLine, c.backgroundColor]; })"

@@ -105,7 +105,8 @@ def tokens(text: str = ANSWER, first_step: int = 100) -> list[Token]:
 
 
 def delta(request_id: str, part: list[Token]) -> wire.Delta:
-    return wire.Delta(request_id=request_id, text="".join(token.text for token in part), tokens=tuple(part))
+    text = "".join(token.text for token in part)
+    return wire.Delta(request_id=request_id, text=text, tokens=tuple(part), spelled={1007: " quite", 1031: "\n"})
 
 
 def done(request_id: str, said: list[Token], reason: str = "stop", speedup: float | None = 1.37) -> wire.Done:

@@ -78,8 +78,9 @@ export function createInspector(words, getState) {
   const body = h("dl", { class: "details" });
   let selected = null;
 
-  /** The text of a token id, when a reply of this page has shown it. */
+  /** The text of a token id, when the server spelled it or a reply of this page has shown it. */
   function spelled(id) {
+    if (getState().spelled[id]) return getState().spelled[id];
     for (const turn of getState().turns) {
       const found = turn.tokens.find((token) => token.id === id && token.text);
       if (found) return found.text;

@@ -112,7 +112,7 @@ def legend(tokens: tuple[Token, ...]) -> Content:
 def detail(state: State, reply: Reply | None, index: int, token: Token | None) -> Content:
     if reply is None or token is None:
         return Content("\n" * 6)
-    seen = {t.id: words.harmless(t.text) for each in _replies(state) for t in each.tokens if t.text}
+    seen = {t.id: t.text for each in _replies(state) for t in each.tokens if t.text} | dict(state.spelled)
     row = known(state, reply, token.step)
     return charts.join(
         [_what(token), _origin(token), _likely(token, seen), _refused(token, seen),
@@ -152,5 +152,5 @@ def _refused(token: Token, seen: Mapping[int, str]) -> list[Part]:
 
 
 def _named(token_id: int, seen: Mapping[int, str]) -> str:
-    """The token's text where this reply has shown it; its number otherwise."""
-    return repr(seen[token_id]) if token_id in seen else f"#{token_id}"
+    """The token's text where a reply has shown it or the server spelled it; its number otherwise."""
+    return repr(words.harmless(seen[token_id])) if seen.get(token_id) else f"#{token_id}"
