@@ -11,7 +11,7 @@ namespace {
 constexpr int kChunk = 64;
 constexpr int kKeyTiles = kChunk / 16;
 constexpr int kQueryTile = 6;                 // queries that share one pass over keys in registers
-constexpr int kQueryGroup = 4 * kQueryTile;  // queries that share a chunk in the first-level cache
+constexpr int kQueryGroup = 6 * kQueryTile;  // queries that share a chunk in the first-level cache
 
 inline float from_word(uint32_t bits) {
     float x;

@@ -2,6 +2,8 @@
 #pragma once
 #include <time.h>
 
+#include <numeric>
+
 #include "attention.h"
 #include "embedding.h"
 #include "linear.h"
@@ -40,6 +42,7 @@ class Step {
                 embed_row(model_.embedding, args_.tokens[row], s_.x + row * shape_.hidden);
         }
         lap(kPartEmbed);
+        plan_attention();
         int tap = 0;
         for (int i = 0; i < args_.layers_run; ++i) {
             const int id = args_.layer_ids[i];
@@ -183,19 +186,36 @@ class Step {
 
     // Queries are numbered by segment, then KV head, then row, then head of the group; a portion is a run of them.
     void attention(const Layer& layer) {
-        const int64_t all = static_cast<int64_t>(args_.rows) * shape_.heads, size = is_short(all) ? all : portion_size(all);
-        pool_.each(static_cast<int>((all + size - 1) / size), [&](int portion, int) {
-            const int64_t from = portion * size;
-            attend_range(layer, from, from + size < all ? from + size : all);
-        });
+        pool_.each(portions_, [&](int portion, int) { attend_range(layer, cuts_[portion], cuts_[portion + 1]); });
     }
 
-    // Large enough to share keys, small enough to keep every thread busy, and never so small that a loop has too many.
-    int64_t portion_size(int64_t queries) const {
-        const int64_t group = shape_.heads / shape_.kv_heads, even = queries / (4 * pool_.threads());
-        const int64_t shared = even >= kQueryGroup ? kQueryGroup : even >= kQueryTile ? even / kQueryTile * kQueryTile : group;
-        const int64_t least = (queries + kMaxPortions - 1) / kMaxPortions;
-        return shared > least ? shared : least;
+    // Cuts the queries into portions of like work, between those that share registers.
+    void plan_attention() {
+        const int64_t group = shape_.heads / shape_.kv_heads, all = static_cast<int64_t>(args_.rows) * shape_.heads;
+        const int64_t wanted = is_short(all) ? 1 : wanted_portions(all);
+        int64_t work = 0, done = 0, query = 0;
+        for (int row = 0; row < args_.rows; ++row) work += shape_.heads * (s_.position[row] + 1);
+        portions_ = 0;
+        for (int segment = 0; segment < args_.segments; ++segment) {
+            const int64_t first_row = args_.row_offsets[segment], rows = args_.row_offsets[segment + 1] - first_row;
+            for (int head = 0; head < shape_.kv_heads; ++head)
+                for (int64_t at = 0; at < rows * group; at += kQueryTile) {
+                    const int64_t count = rows * group - at < kQueryTile ? rows * group - at : kQueryTile;
+                    const int64_t tile = count * (s_.position[first_row + at / group] + 1);
+                    if (portions_ == 0 || (done + tile / 2) * wanted >= work * portions_) cuts_[portions_++] = query;
+                    done += tile;
+                    query += count;
+                }
+        }
+        cuts_[portions_] = all;
+    }
+
+    // Every head in equal parts for all threads, small enough to share a chunk of keys and to make up for a slow thread.
+    int64_t wanted_portions(int64_t queries) const {
+        const int64_t threads = pool_.threads();
+        int64_t portions = std::lcm<int64_t>(shape_.kv_heads, threads);
+        while (portions < 3 * threads || queries > portions * kQueryGroup) portions *= 2;
+        return portions < kMaxPortions ? portions : kMaxPortions;
     }
 
     // Whether one thread is done before another would have begun: a query-key pair takes some 6 ns.
@@ -270,13 +290,15 @@ class Step {
         }
     }
 
-    static constexpr int64_t kMaxPortions = 4096;
+    static constexpr int kMaxPortions = 1024;
 
     Model& model_;
     const StepArgs& args_;
     const ShapeArgs& shape_;
     Scratch& s_;
     Pool& pool_;
+    int portions_ = 0;  // of attention
+    int64_t cuts_[kMaxPortions + 1];
     int64_t last_ns_ = 0, last_waited_ = 0;
 };
 
