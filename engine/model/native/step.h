@@ -18,13 +18,13 @@ inline int64_t now_ns() {
     return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// How many chunks a loop over tiles is cut into: enough that a slow thread costs little, few enough that taking one
-// (some 50 ns) is not felt.
+// How many chunks a loop over tiles is cut into: two a thread once they outweigh taking one (some 50 ns), so that a slow
+// thread costs little. Not more, for only inside a chunk is the next tile asked for ahead of use. Default model, two
+// threads, ratio to eight a thread: a verify of 8 rows 0.87, 13 rows 0.86, 512 rows 0.99.
 inline int chunks_for(int64_t tiles, int64_t rows, int threads) {
-    const int64_t weight = tiles * rows / 48, most = tiles < kMaxHeadChunks ? tiles : kMaxHeadChunks;
-    int64_t chunks = static_cast<int64_t>(threads) * (weight < 2 ? 1 : weight > 8 ? 8 : weight);
-    if (chunks > most) chunks = most;
-    return static_cast<int>(chunks);
+    const int64_t wanted = static_cast<int64_t>(threads) * (tiles * rows < 96 ? 1 : 2);
+    const int64_t most = tiles < kMaxHeadChunks ? tiles : kMaxHeadChunks;
+    return static_cast<int>(wanted < most ? wanted : most);
 }
 
 template <class Cache>
