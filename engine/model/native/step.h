@@ -73,7 +73,7 @@ class Step {
         const int64_t stage = ++s_.stage;
         if (!alone) {
             Activations shared = view(s_.shared, cols);
-            const int portions = count < 8 * pool_.threads() ? static_cast<int>(count) : 8 * pool_.threads();
+            const int most = 2 * pool_.threads(), portions = count < most ? static_cast<int>(count) : most;
             pool_.each(portions, [&](int portion, int) {
                 const Range rows = share(count, portions, portion);
                 for (int64_t row = rows.begin; row < rows.end; ++row) fill(shared, row);
@@ -155,7 +155,7 @@ class Step {
 
     void rotate_and_write(const Layer& layer) {
         const int64_t heads = shape_.heads + 2 * shape_.kv_heads;
-        const int portions = args_.rows <= kOwnRows ? 1 : 4 * pool_.threads();
+        const int portions = args_.rows <= kOwnRows ? 1 : 2 * pool_.threads();
         pool_.each(portions, [&](int portion, int) {
             const Range rows = share(args_.rows, portions, portion);
             for (int64_t row = rows.begin; row < rows.end; ++row)
