@@ -42,6 +42,10 @@ class Refusal(StrEnum):
     """Pipelined only: speculation is configured for the batch."""
 
 
+DELIVERED = "delivered"
+"""Among the arms of a gate decision: no arm, but what all steps of late brought; nobody knows its deviation."""
+
+
 class GateReason(StrEnum):
     HOLD = "hold"
     PROBE = "probe"

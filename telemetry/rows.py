@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec.structs import astuple
 
 from telemetry.batch import Array, Batch
+from telemetry.names import DELIVERED
 from telemetry.record import (
     HealthRecord,
     LeverRecord,
@@ -170,12 +171,13 @@ def _changes(batch: Batch, before: GateState | None) -> Array:
 
 
 def _best_arms(names: Array, words: Sequence[str], speed: Array, lengths: Array) -> tuple[Array, Array]:
-    """Speed of the plain arm and of the fastest other one, per decision; -1 where it is not known."""
+    """Speed of the plain arm and of the fastest one that speculates, per decision; -1 where it is not known."""
     decision = np.repeat(np.arange(len(lengths)), lengths)
     is_plain = np.array([word == PLAIN_ARM for word in words], np.bool_)[names]
+    speculates = np.array([word not in (PLAIN_ARM, DELIVERED) for word in words], np.bool_)[names]
     plain, spec = np.full((2, len(lengths)), -1, np.float32)
     plain[decision[is_plain]] = speed[is_plain]
-    np.maximum.at(spec, decision[~is_plain], speed[~is_plain])
+    np.maximum.at(spec, decision[speculates], speed[speculates])
     return plain, spec
 
 

@@ -108,7 +108,8 @@ FROM step_rollup GROUP BY run, second, lane ORDER BY run, second, lane
     ),
     _view(
         "lanes",
-        "What every lane did in a run: steps, tokens, drafts, acceptance, tokens per step and busy second.",
+        "What every lane did in a run: steps, tokens, drafts, acceptance, tokens per step and busy second; a pipelined "
+        "step that ran beyond a reply's end counts with no token.",
         """
 SELECT run, lane, sum(steps)::BIGINT AS steps, sum(emitted)::BIGINT AS tokens,
   sum(prefill_tokens)::BIGINT AS prefill_tokens,

@@ -34,7 +34,7 @@ from telemetry.store import Store
 from telemetry.views import VIEWS
 
 Progress = Callable[[str], None]
-TROUBLES = ("disk full", "file read-only", "file replaced", "collector down", "collector slow")
+TROUBLES = ("none", "disk full", "file read-only", "file replaced", "collector down", "collector slow")
 _LENGTH = struct.Struct("<II")
 _CHUNK = 5_000
 _RESIDENT_EVERY_S = 2.0

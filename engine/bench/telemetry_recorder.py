@@ -86,6 +86,11 @@ class Speaker:
 
     def tokens_per_s(self, recorder: Recorder, level: int) -> float:
         """From the first token on."""
+        first, *_, last = self.speak(recorder, level)
+        return (self._tokens - 1) * 1e9 / (last - first)
+
+    def speak(self, recorder: Recorder, level: int) -> list[int]:
+        """Clock readings in ns at which the tokens of one reply were emitted."""
         engine = LocalEngine(
             self._device, self._vocabulary, batch=1, drafter="off", prefix_cache="off", trace_level=level
         )
@@ -96,8 +101,7 @@ class Speaker:
         out = engine.run()
         done.set()
         sender.join()
-        stamps = [(at, count) for _, at, count in out.emitted_at]
-        return sum(count for _, count in stamps[1:]) * 1e9 / (stamps[-1][0] - stamps[0][0])
+        return [at for _, at, _ in out.emitted_at]
 
 
 def _send(engine: LocalEngine, recorder: Recorder, done: threading.Event) -> None:

@@ -29,7 +29,7 @@ from engine.drafters.evidence import (
 from engine.drafters.gate import GateSettings
 from engine.drafters.promise import Promises
 from engine.drafters.standing import Base, Delivered, Probe, Standing
-from telemetry.names import GateReason
+from telemetry.names import DELIVERED, GateReason
 from telemetry.ring import Entry
 
 SETTLE_STEPS: Final = 4
@@ -436,7 +436,7 @@ class Arbiter:
                     standing.is_stale,
                 )
             )
-        rows.append(("delivered", self._delivered.rate * 1e9, 0.0, 0, not self._delivered.steps))
+        rows.append((DELIVERED, self._delivered.rate * 1e9, -1.0, 0, not self._delivered.steps))
         return tuple(rows)
 
     def _tokens_until_probe(self) -> int:

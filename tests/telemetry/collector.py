@@ -76,8 +76,9 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         found = spans(body) if self.path == "/v1/traces" else metrics(body)
-        for line in found:
-            print(json.dumps(line), flush=True)
+        # in one write: requests are answered by threads, and `print` writes the end of a line on its own
+        sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in found))
+        sys.stdout.flush()
         self.send_response(200)
         self.send_header("Content-Type", "application/x-protobuf")
         self.end_headers()

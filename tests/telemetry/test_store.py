@@ -411,6 +411,7 @@ def test_changes_of_the_gate_and_the_speeds_of_its_arms_are_columns(open_store: 
         arms = (
             ("plain", plain, 1.0, 0, False),
             *((f"spec{at}", speed, 1.0, 0, False) for at, speed in enumerate(others)),
+            ("delivered", 99.0, -1.0, 0, False),  # no arm
         )
         return GateRecord(number, number, "verify", arm, reason, arms, 1.0, 0, 9, 1, 5)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.bench.whatif import WhatIfError, policy_of, to_text, what_if
+from engine.bench.whatif import WhatIfError, policy_of, throughput, to_text, what_if
 from telemetry.record import SeqShare, StepRecord
 
 MS = 1_000_000
@@ -54,6 +54,53 @@ def test_fewer_drafts_accept_exactly_their_prefix() -> None:
     # one draft accepted of one, in a third of the extra time: 2 tokens in 12 ms
     assert answer.outcomes[1].tokens_per_s == pytest.approx(2 / 0.012, rel=0.02)
     assert answer.outcomes[0].tokens_per_s == pytest.approx(3 / 0.016, rel=0.02)
+
+
+def test_an_arm_that_runs_on_takes_what_its_settled_steps_took_and_not_what_it_took_after_the_other() -> None:
+    """Sixteen plain steps, of which the first eight find cold caches, then sixteen verify steps."""
+    steps, now = [], 0
+    for number in range(800):
+        at, is_verify = number % 16, number // 16 % 2 == 1
+        wall = (15 if is_verify else 14 if at < 8 else 10) * MS
+        share = SeqShare("a", 3, 1, 2) if is_verify else SeqShare("a", 0, 0, 1)
+        steps.append(
+            StepRecord(
+                number, number, "mtp" if is_verify else "pipelined", now, now + wall, 1, 4 if is_verify else 1,
+                drafted=share.drafted, accepted=share.accepted, bonus=1, emitted=share.emitted, depth=100,
+                shares=(share,),
+            )
+        )  # fmt: skip
+        now += wall
+    answer = what_if(steps, policy_of({}), policy_of({}, {"mtp_gate": "off"}))
+    assert answer.outcomes[1].tokens_per_s == pytest.approx(100.0, rel=0.02)
+
+
+def test_time_passes_from_the_end_of_a_step_to_the_end_of_the_next_unless_the_engine_waited() -> None:
+    def step(number: int, start_ms: float, end_ms: float, lane: str = "pipelined") -> StepRecord:
+        return StepRecord(number, number, lane, int(start_ms * MS), int(end_ms * MS), 1, 1, emitted=1)
+
+    # overlapping as they do when they run ahead, then half a millisecond of the host, then a second of nothing to do
+    steps = [step(0, 0, 3), step(1, 2.5, 5), step(2, 4.5, 7), step(3, 7.5, 10, "plain"), step(4, 1010, 1012, "plain")]
+    assert throughput(steps) == pytest.approx(5 / 0.012)
+
+
+def test_fewer_drafts_save_their_rows_and_their_drafting_and_not_what_every_verify_pays() -> None:
+    steps, now = [], 0
+    for number in range(400):
+        is_verify = number // 8 % 2 == 1
+        share = SeqShare("a", 2, 2, 3) if is_verify else SeqShare("a", 0, 0, 1)
+        wall = (16 if is_verify else 8) * MS
+        steps.append(
+            StepRecord(
+                number, number, "mtp" if is_verify else "pipelined", now, now + wall, 1, 3 if is_verify else 1,
+                drafted=share.drafted, accepted=share.accepted, bonus=1, emitted=share.emitted, depth=100,
+                draft_us=2000 if is_verify else 0, device_us=10_000 if is_verify else 8000, shares=(share,),
+            )
+        )  # fmt: skip
+        now += wall
+    answer = what_if(steps, policy_of({}, {"mtp_gate": "force"}), policy_of({}, {"mtp_gate": "force", "num_drafts": 1}))
+    # 2 ms of drafting and 2 ms of rows for two drafts; 4 ms are the host's
+    assert answer.outcomes[1].tokens_per_s == pytest.approx(2 / 0.014, rel=0.02)
 
 
 def test_a_run_that_only_speculated_cannot_answer_and_says_what_is_missing() -> None:
