@@ -6,9 +6,11 @@ A step takes from the end of the one before it to its own, and the longer an arm
 of each other and not of a verify, and a verify after plain steps catches up. A gate with the constants in question then
 walks through that text. A smaller draft count is exact in what is accepted, since a prefix is a prefix; its time is the
 recorded one less the drafting and the rows that are left out.
-The same walk with the recorded constants shows how far the model is from what was measured. Where the drafter was
-`auto` an arbiter of many arms chose, which cannot be asked again: there the recorded choices stay, and only the draft
-count and the extremes can be asked about.
+The same walk with the recorded constants shows how far the model is from what was measured. What the host saves where
+speculation is off altogether is in no record: `mtp_gate=off` really brings a few percent more than is said.
+
+Where the drafter was `auto` an arbiter of many arms chose, which cannot be asked again: there the recorded choices
+stay, and only the draft count and the extremes can be asked about.
 """
 
 from __future__ import annotations
@@ -117,6 +119,10 @@ def _arbitrated(overrides: Mapping[str, Any]) -> Policy:
 def what_if(steps: Sequence[StepRecord], recorded: Policy, asked: Policy) -> Answer:
     """Walk the text of a run under both policies and both extremes. Raises `WhatIfError`."""
     text = _Text(steps)
+    if asked.num_drafts > (most := int(text.drafts.max())):
+        raise WhatIfError(
+            f"The run drafted {most} tokens at most, so its record does not know what {asked.num_drafts} bring."
+        )
     always = ("always plain", replace(recorded, gate="off")), ("always speculating", replace(recorded, gate="force"))
     policies = (("as recorded", recorded), ("as asked", asked), *always)
     outcomes = tuple(_walk(name, policy, text) for name, policy in policies)

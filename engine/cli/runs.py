@@ -131,7 +131,7 @@ def import_(directory: Path, database: Path | None) -> None:
         found = transfer.import_(connection, directory)
     finally:
         connection.close()
-    click.echo(f"Added {len(found.runs)} runs.", err=True)
+    click.echo(f"Added {len(found.runs)} run{'' if len(found.runs) == 1 else 's'}.", err=True)
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -109,6 +109,11 @@ def test_a_run_that_only_speculated_cannot_answer_and_says_what_is_missing() -> 
         what_if(only, policy_of({}), policy_of({}))
 
 
+def test_more_drafts_than_were_made_are_refused_since_nothing_is_known_of_them() -> None:
+    with pytest.raises(WhatIfError, match=r"drafted 3 tokens at most.* what 4"):
+        what_if(a_run(15, 2), policy_of({}), policy_of({}, {"num_drafts": 4}))
+
+
 def test_a_lever_that_is_no_constant_of_the_gate_is_refused_with_those_that_are() -> None:
     with pytest.raises(WhatIfError, match=r"temperature.*gate_margin"):
         policy_of({}, {"temperature": 1})
