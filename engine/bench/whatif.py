@@ -37,6 +37,8 @@ NEIGHBOURS = 16
 """Steps around a place whose median is taken as the time there."""
 FEWEST = 4
 """Plain and verify steps without which nothing is said."""
+TELLING = 200
+"""Steps of an arm below which it is said that its acceptance and times are known poorly."""
 HICCUP = 4.0
 """Medians beyond which a hiccup of the machine is not counted."""
 SETTLED = {Arm.PLAIN: 8, Arm.VERIFY: 3}
@@ -79,6 +81,8 @@ class Answer:
     """recorded constants, asked for, always plain, always speculating."""
     steps: int
     tokens: int
+    known_steps: dict[str, int]
+    """Steps of each arm in the record: what they took and brought is all that is known of it."""
 
     @property
     def model_error(self) -> float:
@@ -126,7 +130,7 @@ def what_if(steps: Sequence[StepRecord], recorded: Policy, asked: Policy) -> Ans
     always = ("always plain", replace(recorded, gate="off")), ("always speculating", replace(recorded, gate="force"))
     policies = (("as recorded", recorded), ("as asked", asked), *always)
     outcomes = tuple(_walk(name, policy, text) for name, policy in policies)
-    return Answer(text.measured, outcomes, len(text.width), int(text.ends[-1]))
+    return Answer(text.measured, outcomes, len(text.width), int(text.ends[-1]), text.known_steps)
 
 
 def throughput(steps: Sequence[StepRecord]) -> float:
@@ -153,6 +157,7 @@ class _Text:
             raise WhatIfError(
                 f"The run holds {len(plain)} plain and {len(verify)} verify steps; {FEWEST} of each are needed."
             )
+        self.known_steps = {Arm.PLAIN.value: len(plain), Arm.VERIFY.value: len(verify)}
         self.speculated = np.zeros(len(steps), np.bool_)
         self.speculated[verify] = True
         self.width = np.array([step.width for step in steps], np.int64)
@@ -179,11 +184,12 @@ class _Text:
         self.taken: dict[Arm, list[Floats]] = {}
         for arm, places in known.items():
             self.taken[arm] = []
-            basis = list(places)
             for steps_before in range(SETTLED[arm] + 1):
                 same = [at for at in places if position[at] == steps_before]
-                basis = same if len(same) >= FEWEST else basis
-                times = self._near(basis, taken)
+                later = [at for at in places if position[at] >= steps_before]
+                running = [at for at in places if position[at]]
+                known_enough = (found for found in (same, later, running) if len(found) >= FEWEST)
+                times = self._near(next(known_enough, places), taken)
                 times[same] = taken[same]
                 self.taken[arm].append(times)
         others = sorted({*range(len(steps))} - {*plain, *verify})
@@ -333,5 +339,8 @@ def to_text(answer: Answer) -> str:
             f"{outcome.name:>20}  {outcome.tokens_per_s:8.1f} tokens/s  {outcome.verify_share:6.1%} of steps speculate"
             f"  {outcome.switches} switches"
         )
+    arm, count = min(answer.known_steps.items(), key=lambda known: known[1])
+    if count < TELLING:
+        lines.append(f"Only {count} {arm} steps were recorded: what more of them bring is nearly a guess.")
     lines.append(f"as asked against as recorded: {answer.change:+.1%}; the model is off by {answer.model_error:+.1%}")
     return "\n".join(lines)

@@ -136,5 +136,11 @@ def test_recorded_lever_values_are_the_base_of_the_question() -> None:
     assert (policy.settings.window, policy.settings.margin, policy.gate) == (8, 0.2, "force")
 
 
+def test_the_text_says_where_too_little_was_recorded_of_an_arm() -> None:
+    asked = policy_of({}, {"gate_dwell": 3})
+    assert "Only 48 verify steps were recorded" in to_text(what_if(a_run(15, 2, steps=100), policy_of({}), asked))
+    assert "Only" not in to_text(what_if(a_run(15, 2), policy_of({}), asked))
+
+
 def test_the_text_states_the_error_of_the_model() -> None:
     assert "the model is off by" in to_text(what_if(a_run(15, 2), policy_of({}), policy_of({}, {"gate_dwell": 3})))
