@@ -45,13 +45,13 @@ struct StepArgs {
 
 // All drafts of a head. The arrays that `step` reads are written between its steps, hence once more without const.
 struct DraftArgs {
-    StepArgs step;            // of the absorbed rows; `tokens` is what followed each of them
+    StepArgs step;            // of the absorbed rows; `tokens` is what followed each of them, `hidden` has a row a segment
     int32_t taps, drafts;     // target layers per row; drafts wanted per segment, 0: absorb only
     float chance_min;
     int32_t made;             // out
     const float* tap_rows;    // [rows, taps, hidden]
     const float* token_part;  // [vocab, hidden] what a drafted token adds to the next input
-    float* fused;             // [rows, (taps + 1) * hidden]
+    float* fused;             // [at most 128 rows and at least segments, (taps + 1) * hidden]
     float* inputs;            // = step.inputs
     int32_t *offsets, *starts, *newest;  // = step.row_offsets, step.starts, step.logit_row_ids
     int64_t* drafted;         // [drafts, segments]

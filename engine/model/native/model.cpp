@@ -158,6 +158,14 @@ METRALE_API int metrale_step(Model* model, const StepArgs* args) {
     return 0;
 }
 
+// The keys and values that a step of one layer would leave behind for rows that are given.
+METRALE_API int metrale_keep_keys(Model* model, const StepArgs* args) {
+    if (check_ready(*model) || check_step(*model, *args) || make_room(*model, args->rows, 0)) return 1;
+    locate_rows(*model, *args);
+    model->variant->keep_keys(*model, *args);
+    return 0;
+}
+
 METRALE_API int metrale_embed(Model* model, const int64_t* tokens, int64_t count, float* out) {
     if (check_ready(*model) || check_tokens(*model, tokens, count)) return 1;
     model->variant->embed(*model, tokens, count, out);

@@ -54,6 +54,20 @@ class Step {
         if (args_.logit_rows > 0) head();
     }
 
+    // Keys and values of the first layer for rows that are given, and nothing else: what a draft head needs of rows that
+    // it does not draft from.
+    void keep_keys() {
+        const Layer& layer = model_.layers[0];
+        const int64_t before = layer.matrix[kWq].tiles, tiles = layer.matrix[kWk].tiles + layer.matrix[kWv].tiles;
+        over_tiles(
+            tiles, args_.rows, shape_.hidden,
+            [&](Activations& to, int64_t row) {
+                quantise_normed(to, row, args_.inputs + row * shape_.hidden, layer.vector[kAttnNorm], shape_.rms_eps);
+            },
+            [&](const Activations& x, Range part, int) { project_qkv(layer, x, {before + part.begin, before + part.end}); });
+        rotate_and_write(layer, shape_.heads);
+    }
+
   private:
     // Books the time since the last lap under `part`, less what was spent waiting for other threads.
     void lap(Part part) {
@@ -153,13 +167,14 @@ class Step {
         }
     }
 
-    void rotate_and_write(const Layer& layer) {
+    // Of the heads from `first` on: queries, then keys, then values.
+    void rotate_and_write(const Layer& layer, int first = 0) {
         const int64_t heads = shape_.heads + 2 * shape_.kv_heads;
         const int portions = args_.rows <= kOwnRows ? 1 : 2 * pool_.threads();
         pool_.each(portions, [&](int portion, int) {
             const Range rows = share(args_.rows, portions, portion);
             for (int64_t row = rows.begin; row < rows.end; ++row)
-                for (int head = 0; head < heads; ++head)
+                for (int head = first; head < heads; ++head)
                     rotate_one(layer, row, head, s_.qkv + row * model_.qkv_size() + static_cast<int64_t>(head) * shape_.head_dim);
         });
     }

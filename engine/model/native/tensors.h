@@ -95,6 +95,7 @@ struct Model {
 struct Variant {
     const char* name;
     void (*step)(Model&, const StepArgs&);
+    void (*keep_keys)(Model&, const StepArgs&);
     void (*embed)(const Model&, const int64_t* tokens, int64_t count, float* out);
     void (*head)(Model&, const float* hidden, int64_t rows, float* logits);
     void (*norm)(const float* x, int count, float eps, float* to);  // x over its root mean square; `to` may be x

@@ -17,6 +17,12 @@ void run_step(Model& model, const StepArgs& args) {
     if (model.shape.kv_type == kKvBF16) Step<CacheBF16>(model, args).run();
 }
 
+void run_keep_keys(Model& model, const StepArgs& args) {
+    if (model.shape.kv_type == kKvF32) Step<CacheF32>(model, args).keep_keys();
+    if (model.shape.kv_type == kKvF16) Step<CacheF16>(model, args).keep_keys();
+    if (model.shape.kv_type == kKvBF16) Step<CacheBF16>(model, args).keep_keys();
+}
+
 void run_embed(const Model& model, const int64_t* tokens, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i) embed_row(model.embedding, tokens[i], out + i * model.shape.hidden);
 }
@@ -25,7 +31,11 @@ void run_embed(const Model& model, const int64_t* tokens, int64_t count, float* 
 void run_head(Model& model, const float* hidden, int64_t rows, float* logits) {
     Activations x = model.scratch.shared;
     x.blocks = model.shape.hidden / kBlock;
-    for (int64_t row = 0; row < rows; ++row) quantise_plain(x, row, hidden + row * model.shape.hidden);
+    const int portions = rows <= kOwnRows ? 1 : 4 * model.pool->threads();
+    model.pool->each(portions, [&](int portion, int) {
+        const Range part = share(rows, portions, portion);
+        for (int64_t row = part.begin; row < part.end; ++row) quantise_plain(x, row, hidden + row * model.shape.hidden);
+    });
     const Matrix& w = model.head_matrix();
     const int chunks = chunks_for(w.tiles, rows, model.pool->threads());
     model.pool->each(chunks, [&](int chunk, int) {
@@ -54,4 +64,4 @@ void run_draw(Model& model, const DrawPlan* plans, int64_t count, int64_t* token
 }  // namespace
 
 extern const Variant METRALE_VARIANT;
-const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_embed, run_head, run_norm, run_exponentials, run_draw};
+const Variant METRALE_VARIANT = {METRALE_TITLE, run_step, run_keep_keys, run_embed, run_head, run_norm, run_exponentials, run_draw};

@@ -74,6 +74,25 @@ def test_rows_absorbed_early_are_the_past_of_later_drafts(backend: NativeBackend
     assert later.confidences == pytest.approx(whole.confidences, abs=0.01)
 
 
+@pytest.mark.parametrize("size", [1, 3, 7, 127])
+def test_a_long_prompt_leaves_the_same_bits_whole_and_in_slices(backend: NativeBackend, size: int) -> None:
+    file, length, blocks = _file(), 190, list(range(12))
+    item = _item(0, 0, length, 4)
+    rows = HeadRows(0, 0, item.rows.hidden, item.rows.next_tokens, blocks, 0)
+    whole, parts = NativeMTPHead(backend, file), NativeMTPHead(backend, file)
+    (at_once,) = whole.propose([HeadItem(0, length, item.last_token, rows, blocks, 4)], 0.0)
+    for start in range(0, length, size):
+        end = min(start + size, length)
+        rows = HeadRows(0, start, item.rows.hidden[start:end], item.rows.next_tokens[start:end], blocks, 0)
+        if end < length:
+            parts.extend([rows])
+    (sliced,) = parts.propose([HeadItem(0, length, item.last_token, rows, blocks, 4)], 0.0)
+    assert sliced == at_once
+    assert whole.kv is not None
+    assert parts.kv is not None
+    assert torch.equal(parts.kv.data, whole.kv.data)
+
+
 def test_drafts_end_where_the_block_table_ends(backend: NativeBackend) -> None:
     item = _item(0, 0, 31, 8)
     short = HeadItem(
