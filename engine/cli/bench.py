@@ -71,10 +71,10 @@ def spec(
     _print(bench_spec(options, _note), as_json)
 
 
-@bench.command(epilog="Example: metrale bench off --pairs 20")
+@bench.command(epilog="Example: metrale bench off --pairs 1600")
 @click.argument("model", default=DEFAULT_MODEL)
-@click.option("--pairs", type=click.IntRange(1), default=20, help="Replies of each engine, in turn.")
-@click.option("--new-tokens", type=click.IntRange(2), default=128, help="Tokens of each reply.")
+@click.option("--pairs", type=click.IntRange(1), default=1600, help="Turns of each engine.")
+@click.option("--new-tokens", type=click.IntRange(2), default=8, help="Steps of each turn.")
 @click.option("--threads", type=click.IntRange(0), default=0, help="0: all cores.")
 @json_option
 def off(model: str, as_json: bool, **numbers: int) -> None:
