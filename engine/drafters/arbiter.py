@@ -40,6 +40,14 @@ PROBE_SHARE: Final = 0.01
 PROBE_CAP_TOKENS: Final = 16.0
 LEAST_MARGIN: Final = 0.01
 SUSPECT_STEPS: Final = 8
+SHORTEST_WAIT: Final = 0.25
+"""Of the usual interval between probes, for a rival that evidence hardly tells from the running base."""
+TELLING: Final = 1.0
+"""A lead of so many standard errors (of both rates, added) is waited out for the whole interval."""
+SAFE_AFTER: Final = 64
+"""Tokens of each sequence after which plain decoding that seems to be ahead is measured on credit."""
+HOPELESS_WAIT: Final = 2.0
+"""Of a rival that would be slower if all its drafts were accepted."""
 VALID_WINDOWS: Final = 4
 
 
@@ -80,7 +88,7 @@ class Arbiter:
         self._reason = GateReason.COLD
         self._pinned: GateReason | None = None
         self._step = 0
-        self._price = 0.0
+        self._price = self._base_price = 0.0
         self._evidence: Evidence | None = None
         """As it was laid out last; none after something changed that it tells."""
         self._laid: dict[Base, tuple[ArmKey, float]] = {}
@@ -116,16 +124,16 @@ class Arbiter:
         copies = offer.get(DrafterName.NGRAM)
         if not self._standings:
             self.base = next((base for base in FIRST_BASES if base in self._offer), None)
-        self._arm, worth = self._pick_base() if self._offer else (PLAIN, -math.inf)
+        self._arm, self._base_price = self._pick_base() if self._offer else (PLAIN, 0.0)
         if copies and match_len and self._may_copy():
-            copy, copy_worth = self._promises.best(DrafterName.NGRAM, copies, self._price)
-            if copy_worth > worth:
+            copy, worth = self._promises.best(DrafterName.NGRAM, copies, self._price)
+            if not self._offer or worth > self._promises.worth(self._arm, self._price):
                 self._arm = copy
         return self._arm
 
     def trim(self, drafter: DrafterName, confidences: Sequence[float]) -> int:
         """How many of the drafts just made to verify, 1 to `len(confidences)`, by their calibrated confidences."""
-        return self._promises.best_prefix(drafter, confidences, self._price)
+        return self._promises.best_prefix(drafter, confidences, self._base_price)
 
     # After the step
 
@@ -197,6 +205,10 @@ class Arbiter:
         self._price = max(self._promises.width / plain_ns if plain_ns else 0.0, self._delivered.rate)
 
     def _pick_base(self) -> tuple[ArmKey, float]:
+        """The arm of the base or probe, and the tokens per nanosecond that it promises.
+
+        Its drafts are counted at its own rate: text that has to be guessed takes as long as guessing takes, however
+        fast copies get over the rest."""
         if self._probe and self._probe.base not in self._offer:
             self._probe = None
         if not self._settle_left and not self._probe:
@@ -205,14 +217,13 @@ class Arbiter:
             self._reason = GateReason.SETTLE
         elif self._probe:
             self._reason = GateReason.PROBE if self.base is None else GateReason.REFRESH
-            return self._promises.best(self._probe.base, self._offer[self._probe.base], self._price)
+            return self._promises.fastest(self._probe.base, self._offer[self._probe.base])
         elif self._reason is GateReason.SWITCH and not self._delivered.steps:
             pass
         else:
             self._reason = GateReason.HOLD if self._standing(self.base).is_measured else GateReason.COLD
         bases = [self.base] if self.base in self._offer else list(self._offer)
-        bests = [self._promises.best(base, self._offer[base], self._price) for base in bases]
-        return max(bests, key=lambda best: best[1])
+        return max((self._promises.fastest(base, self._offer[base]) for base in bases), key=lambda best: best[1])
 
     def _may_copy(self) -> bool:
         """Not while something is measured: a probe, a change of width, or the base's own first steps."""
@@ -266,7 +277,7 @@ class Arbiter:
 
     def _best(self, base: Base) -> ArmKey:
         laid = self._laid.get(base)
-        return laid[0] if laid else self._promises.best(base, self._offer.get(base, (0,)), self._price)[0]
+        return laid[0] if laid else self._promises.fastest(base, self._offer.get(base, (0,)))[0]
 
     def _base_rate(self, base: Base) -> float:
         """Tokens per nanosecond that a base promises at its best draft count."""
@@ -354,22 +365,35 @@ class Arbiter:
                 self._switch(None)
 
     def _suspect(self) -> None:
-        """Measure anew, at once, whoever seems to be ahead of the running base by now."""
+        """Measure anew, at once, whoever seems to be ahead of the running base by now, and the sooner the closer."""
         if self.base not in self._offer:
             return
         for rival in self._offer:
             standing = self._standing(rival)
-            if rival is not self.base and standing.is_measured and not standing.is_confirming:
-                standing.is_confirming = self._base_rate(rival) > self._base_rate(self.base) + self._margin(rival)
+            if rival is self.base or not standing.is_measured:
+                continue
+            ahead = self._base_rate(rival) - self._base_rate(self.base)
+            standing.is_confirming = standing.is_confirming or ahead > self._margin(rival)
+            standing.wait = self._wait(rival, -ahead)
+
+    def _wait(self, rival: Base, behind: float) -> float:
+        """Share of the usual interval after which a rival that is so far behind is measured again.
+
+        Budget bounds what probes cost; within it, time goes to those whose next probe may change the base."""
+        current = self._base_rate(self.base)
+        if self._promises.bound(rival, self._offer[rival]) < current and rival is not None:
+            return HOPELESS_WAIT
+        error = self._uncertain(rival) * current
+        return min(max(behind / (TELLING * error), SHORTEST_WAIT), 1.0) if error else 1.0
+
+    def _uncertain(self, rival: Base) -> float:
+        """Relative standard errors of both rates, added."""
+        return sum(self._promises.uncertainty(base, self._best(base).drafts) for base in (self.base, rival))
 
     def _margin(self, rival: Base) -> float:
         """Tokens per nanosecond by which a rival must be ahead: as much as is uncertain, at most the lever's share."""
-        uncertain = 0.0
-        for base in (self.base, rival):
-            arm = self._best(base)
-            uncertain += self._promises.uncertainty(base, arm.drafts)
-        share = min(max(LEAST_MARGIN, DEVIATION_SHARE * uncertain), max(self.settings.margin, LEAST_MARGIN))
-        return share * self._base_rate(self.base)
+        share = max(LEAST_MARGIN, DEVIATION_SHARE * self._uncertain(rival))
+        return min(share, max(self.settings.margin, LEAST_MARGIN)) * self._base_rate(self.base)
 
     # Probes
 
@@ -385,14 +409,16 @@ class Arbiter:
             if base is None:
                 self._promises.costs.restart_plain()
 
-    def _interval(self) -> int:
-        return self.settings.reprobe_tokens if self.base is None else self.settings.refresh_tokens
+    def _interval(self, base: Base) -> int:
+        """Tokens between two probes of `base`."""
+        usual = self.settings.reprobe_tokens if self.base is None else self.settings.refresh_tokens
+        return math.ceil(usual * self._standing(base).wait) * self._promises.bucket
 
     def _is_due(self, base: Base) -> bool:
         standing = self._standing(base)
         if not standing.is_measured or standing.is_stale or standing.is_confirming:
             return True
-        return standing.age_tokens >= self._interval() * self._promises.bucket
+        return standing.age_tokens >= self._interval(base)
 
     def _expected_loss_ns(self, base: Base) -> float:
         rate, current = self._base_rate(base), self._base_rate(self.base)
@@ -403,8 +429,11 @@ class Arbiter:
         return steps * (self._promises.costs.step_ns(base, arm.drafts) or 0.0) * max(0.0, 1 - rate / current)
 
     def _missing_ns(self, base: Base) -> float:
-        """What has yet to be saved before a probe may begin; a first measurement does not wait."""
-        if not self._standing(base).is_measured:
+        """What has yet to be saved before a probe may begin. A first measurement does not wait, nor does plain decoding
+        that has seemed to be ahead for a while: what its steps emit is known."""
+        standing = self._standing(base)
+        is_safe = base is None and standing.is_confirming and standing.age_tokens >= SAFE_AFTER * self._promises.bucket
+        if not standing.is_measured or is_safe:
             return 0.0
         return self.budget.missing_ns(self._expected_loss_ns(base), self._urgency(base))
 
@@ -445,6 +474,6 @@ class Arbiter:
 
     def _tokens_until(self, base: Base) -> int:
         standing = self._standing(base)
-        due = 0 if self._is_due(base) else self._interval() * self._promises.bucket - standing.age_tokens
+        due = 0 if self._is_due(base) else self._interval(base) - standing.age_tokens
         wait_ns = max(0.0, self._missing_ns(base)) / self.budget.share
         return max(due, math.ceil(wait_ns * self._price))

@@ -76,6 +76,31 @@ class Promises:
                 best, most_worth = drafts, worth
         return arm_of(drafter, best), most_worth
 
+    def fastest(self, drafter: DrafterName | None, counts: Sequence[int]) -> tuple[ArmKey, float]:
+        """The draft count that promises most tokens per nanosecond, and how many; 0 where no cost is known."""
+        most = counts[-1]
+        curve = self.costs.curve(drafter, most)
+        if curve is None:
+            return arm_of(drafter, min(counts, key=lambda drafts: abs(drafts - FIRST_GUESS))), 0.0
+        accepted, hopeful = self.accepted(drafter, most), curve.hopeful
+        drafts = max(counts, key=lambda drafts: (1 + accepted[drafts]) / hopeful[drafts])
+        return arm_of(drafter, drafts), self.width * (1 + accepted[drafts]) / (hopeful[drafts] * self.costs.scale)
+
+    def worth(self, arm: ArmKey, price: float) -> float:
+        """Tokens that a step wins over spending its time at `price`; none where no cost is known."""
+        curve = self.costs.curve(arm.drafter, arm.drafts)
+        if curve is None:
+            return 0.0
+        tokens = self.width * (1 + self.accepted(arm.drafter, arm.drafts)[arm.drafts])
+        return tokens - price * self.costs.scale * curve.hopeful[arm.drafts]
+
+    def bound(self, drafter: DrafterName | None, counts: Sequence[int]) -> float:
+        """Tokens per nanosecond if every draft were accepted; 0 where no cost is known."""
+        curve = self.costs.curve(drafter, counts[-1])
+        if curve is None:
+            return 0.0
+        return self.width * max((1 + drafts) / curve.expected[drafts] for drafts in counts) / self.costs.scale
+
     def uncertainty(self, drafter: DrafterName | None, drafts: int) -> float:
         """Relative standard error of the rate."""
         of_cost = self.costs.error(drafts)

@@ -48,6 +48,8 @@ class Standing:
     age_tokens: int = 0
     wins: int = 0
     is_confirming: bool = False
+    wait: float = 1.0
+    """Share of the usual interval between two probes: short where the next may well tell another tale."""
 
     def note_measured(self) -> None:
         self.is_measured, self.is_stale, self.age_tokens = True, False, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -177,6 +178,33 @@ def test_without_a_match_nothing_is_copied() -> None:
     machine.offer = {None: (0,), NGRAM: up_to(16)}
     machine.copied = 8
     assert set(machine.step(100)) == {PLAIN}
+
+
+def test_a_head_drafts_at_the_pace_of_text_that_must_be_guessed_however_fast_copies_are() -> None:
+    """At the price of what is delivered with copies, one draft would seem best, which is slower than plain decoding."""
+    machine = Machine(row_ms=1.5, draft_ms=0.0, right=2)
+    machine.arbiter = Arbiter(ArbiterSettings())
+    machine.offer = {None: (0,), MTP: up_to(3), NGRAM: (1, 2, 4, 8, 16)}
+    machine.right = lambda step: (2, 0)[step % 2]
+    machine.copied = 16
+    for step in range(400):
+        machine.match_len = 16 if step % 2 else 0
+        machine.arbiter.matches.observe_match(16, hit=True)
+        machine.step()
+    guesses = Counter(arm for arm in machine.ran[200:] if arm.drafter is not NGRAM)
+    assert guesses.most_common(1)[0][0] == ArmKey(MTP, 2)
+
+
+def test_a_drafter_that_would_lose_with_every_draft_accepted_is_measured_at_half_the_usual_pace() -> None:
+    def probes(draft_ms: float) -> int:
+        machine = Machine(right=3, draft_ms=draft_ms)
+        machine.offer = {None: (0,), MTP: (3,)}
+        machine.step(100)
+        assert machine.favourite(100) == PLAIN
+        ran = machine.step(6000)
+        return sum(arm.drafter is MTP and before == PLAIN for before, arm in pairwise(ran))
+
+    assert probes(10.0) > 1.5 * probes(60.0) > 0
 
 
 def test_only_what_is_available_is_chosen() -> None:
