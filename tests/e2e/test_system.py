@@ -177,7 +177,8 @@ async def test_a_disconnect_frees_the_slot(served: Serving) -> None:
 async def test_the_engine_stays_below_its_memory(served: Serving) -> None:
     async with WireClient(served.url) as client:
         await ask(client, 32)
-    assert psutil.Process(served.engine_pid).memory_info().rss < 600e6
+    memory = psutil.Process(served.engine_pid).memory_info()
+    assert memory.rss - memory.shared < 500e6, "pages of libraries, which the system may drop, come on top"
     maps = Path(f"/proc/{served.process.pid}/maps").read_text()
     assert "libtorch" not in maps, "the server must not load torch"
 
